@@ -92,7 +92,8 @@ class RankEngine:
                 if spec.algorithm is not None:
                     self._learner = self._build_learner(spec.algorithm, spec.checkpoint)
         except BaseException:
-            self.close()
+            if isinstance(self._sampler, VLLMSampler):
+                self._sampler.close()
             raise
 
     @property

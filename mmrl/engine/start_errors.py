@@ -55,7 +55,8 @@ class Row:
 
 
 _BUSY = "end other processes on the device (nvidia-smi lists them), or lower sampler.gpu_memory_utilization"
-_ROOM = "raise sampler.gpu_memory_utilization, lower data.max_prompt_tokens or sampler.max_new_tokens, or raise "
+_ROOM = "raise sampler.gpu_memory_utilization (sampler.engine.kv_cache_memory_bytes where it is set), lower "
+_ROOM += "data.max_prompt_tokens or sampler.max_new_tokens, or raise "
 _ROOM += "sampler.tensor_parallel_size (and cluster.ranks)"
 _TOOLS = "`mmrl doctor` names the compiler and the headers that are missing"
 _INSTALL = "install what mmrl pins, best in a new environment: bash examples/setup/install.sh, or pip install "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -154,3 +155,54 @@ def test_errors_with_an_answer_of_their_own_pass(error):
     ):
         raise error
     assert caught.value is error
+
+
+SOURCES = [
+    ("vllm/v1/worker/utils.py", "is less than desired GPU memory utilization"),
+    ("vllm/v1/worker/gpu_worker.py", "Error in memory profiling. "),
+    ("vllm/v1/worker/gpu_worker.py", "Memory usage increased after sleeping."),
+    ("vllm/v1/worker/gpu_worker.py", "CuMem allocator can only be used for one instance per process."),
+    ("vllm/v1/core/kv_cache_utils.py", "No available memory for the cache blocks. "),
+    ("vllm/v1/core/kv_cache_utils.py", "cache is needed, which is larger than the available KV cache "),
+    ("vllm/platforms/cuda.py", "Bfloat16 is only supported on GPUs "),
+    ("triton/knobs.py", "Cannot find {self.binary}"),
+    ("triton/backends/nvidia/driver.py", "libcuda.so cannot found!"),
+    ("triton/runtime/errors.py", "class PTXASError("),
+    ("deepspeed/ops/op_builder/builder.py", "class MissingCUDAException("),
+    ("deepspeed/ops/op_builder/builder.py", "class CUDAMismatchException("),
+    ("deepspeed/ops/op_builder/builder.py", "CUDA_HOME does not exist, unable to compile CUDA op(s)"),
+    ("deepspeed/runtime/config.py", "class DeepSpeedConfigError("),
+    ("deepspeed/runtime/zero/utils.py", "class ZeRORuntimeException("),
+    ("torch/utils/cpp_extension.py", "Error building extension '{name}'"),
+    ("torch/utils/cpp_extension.py", "Ninja is required"),
+    ("torch/_inductor/exc.py", "class InvalidCxxCompiler("),
+    ("torch/_inductor/exc.py", "class CppCompileError("),
+    ("torch/_inductor/exc.py", "class InductorError("),
+]
+
+
+@pytest.mark.parametrize(("file", "words"), SOURCES)
+def test_the_installed_library_has_these_words(file, words):
+    package, _, rest = file.partition("/")
+    spec = find_spec(package)
+    if spec is None:
+        pytest.skip(f"{package} is not installed")
+    assert words in Path(spec.submodule_search_locations[0], rest).read_text()
+
+
+def test_tritons_own_errors_without_compiler_and_without_headers_are_known(monkeypatch, tmp_path):
+    build = pytest.importorskip("triton.runtime.build")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    build._find_compiler.cache_clear()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RuntimeError) as caught:
+        build.compile_so_from_src("int one;", "one")
+    assert known(caught.value).origin == "Triton, runtime/build.py"
+    monkeypatch.undo()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(build.sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
+    build._find_compiler.cache_clear()
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        build.compile_so_from_src("#include <Python.h>", "two")
+    assert known(failed.value, later=True).meaning == "the C compiler fails"
