@@ -128,14 +128,15 @@ def model_runner(kind: DeviceKind, pipeline_parallel_size: int = 1) -> Literal[1
     vLLM 0.32's first runner draws the noise of seeded requests one request after the other: on a GPU about 10
     microseconds each, at every token. Its second draws it in one kernel, and needs Triton, which has no CPU;
     and it does not send the logits of a pipeline's last ranks to the others, which have to draw the same tokens.
-    That of vLLM 0.24 takes no logits processors at all.
+    The second one of vLLM 0.24 takes no logits processors.
     """
     return 2 if kind == "cuda" and pipeline_parallel_size == 1 and _second_runner_takes_processors() else 1
 
 
 def _second_runner_takes_processors() -> bool:
-    """True if the installed vLLM has the module for it; it is not imported, since it would read its environment
-    too early. Where there is no vLLM, the answer is that of the version that mmrl asks for."""
+    """True if the installed vLLM has a module for them, which is not imported: vLLM would read its environment too
+    early. Without vLLM the answer is that of the version that mmrl asks for.
+    """
     found = importlib.util.find_spec("vllm")
     if found is None or found.origin is None:
         return True

@@ -52,8 +52,8 @@ def _update(bench: Bench, training: Training, what: str, found: dict[str, Found]
     run.release()
     found[what] = Found(norms[0], peak)
     value = f"{seconds:.3g} s, peak {gigabytes(peak)}, the host has {gigabytes(max(taken, 0))} less"
-    count = sum(size for size, _ in run.plan.part_sizes.values())
-    return bench.row(name, value, why=f"{count / 1e9:.2g} G weights")
+    planned = training.forecast(run.plan.config, "host").get("learner", 0)
+    return bench.row(name, value, why=f"planned for what is offloaded: {gigabytes(planned)}")
 
 
 def _compare(bench: Bench, found: Mapping[str, Found], name: str) -> Row:

@@ -206,13 +206,13 @@ class Training:
         }
         return from_mapping(base | {key: base.get(key, {}) | value for key, value in sections.items()})
 
-    def forecast(self, config: Any) -> dict[str, Any]:
-        """What ``mmrl plan`` says of the learner."""
+    def forecast(self, config: Any, part: str = "learner") -> dict[str, Any]:
+        """What ``mmrl plan`` says of a part; empty if it says nothing."""
         from mmrl.commands.plan.forecast import Assumptions, forecast
 
         memory = None if self._bench.kind == "cpu" else 10**12
         assumed = Assumptions(memory_bytes=memory, completion_tokens=self.load.completion)
-        found = forecast(config, self._bench.folder / "plan-media", assumed).data["learner"]
+        found = forecast(config, self._bench.folder / "plan-media", assumed).data.get(part, {})
         assert isinstance(found, dict)
         return found
 

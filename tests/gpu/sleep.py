@@ -28,7 +28,7 @@ SMALL = replace(TRY, heads=2, kv_heads=1, tower_heads=2)
 """vLLM's kernels for a CPU have no smaller heads."""
 KV_CACHE_BYTES = {"whole": 4 * 2**30, "small": 2**27}
 KEPT_LIMIT = 1.2
-"""vLLM may keep this many times what the plan allows it while it sleeps."""
+"""vLLM may keep this many times what is planned while it sleeps, of the device and of the host's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +134,13 @@ class Nap:
         if before is None or asleep is None:
             return self._bench.row(name, value)
         kept, allowed = before[0] - asleep[0], device.ASLEEP_BYTES[kind]
+        locked = self._training.forecast(self._config, "host").get("sampler", 0)
         value += f"; it keeps {gigabytes(kept)} of the device, and {gigabytes(available - then)} of the host's memory"
-        good = kept <= KEPT_LIMIT * allowed
-        return self._bench.row(name, value, good=good, why=f"the plan allows {gigabytes(allowed)} of the device")
+        good = kept <= KEPT_LIMIT * allowed and available - then <= KEPT_LIMIT * locked + device.RANK_BYTES
+        planned = (
+            f"planned: {gigabytes(allowed)} of the device, {gigabytes(locked)} of the host's memory, and the process"
+        )
+        return self._bench.row(name, value, good=good, why=planned)
 
     def _wake(self, name: str) -> Row:
         """Wake with new weights, sample, sleep; what is used awake, the cache that sampling leaves included."""
