@@ -15,7 +15,8 @@ from PIL import Image
 
 from mmrl.config.load import load_config
 from mmrl.config.sections import Config
-from mmrl.plugin_host.registry import create, options_class
+from mmrl.interfaces import Plugin
+from mmrl.plugin_host.registry import INTERFACES, create, options_class
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
@@ -195,3 +196,23 @@ def test_a_half_sentence_is_found_and_a_sentence_is_not(tmp_path: Path) -> None:
         '"""Whether.\n\nWhether it may.\n\n    a: Of the row.\n    b: The row\'s, of which.\n"""\nx = "Of"\n'
     )
     assert list(half_sentences(tmp_path / "m.py")) == [3, 5]
+
+
+def test_the_map_of_hooks_has_each_method_of_each_kind_and_marks_those_that_must_be_written() -> None:
+    table = (ROOT / "plugins/README.md").read_text().partition("## Every hook")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:2] == "| "]
+    told, kinds = dict[str, dict[str, bool]](), list[str]()
+    for first, hooks, *_ in rows[1:]:
+        kinds = [kind for kind in first.split(", ") if kind] or kinds
+        for kind in kinds:
+            found = re.findall(r"(\*\*)?`(\w+)`", hooks)
+            told.setdefault(kind, {}).update({name: bool(bold) for bold, name in found})
+    known = {"all": Plugin} | INTERFACES
+    assert told.keys() == known.keys()
+    for kind, interface in known.items():
+        inherited = set() if interface is Plugin else set(vars(Plugin))
+        own = {name for name, each in vars(interface).items() if callable(each) or isinstance(each, property)}
+        hooks = {name for name in own - inherited if not name.startswith("_") and name != "Config"}
+        assert told[kind].keys() == hooks, kind
+        must = set(interface.__abstractmethods__) | ({"score", "score_one"} if kind == "reward" else set())
+        assert {name for name, bold in told[kind].items() if bold} == must, kind
