@@ -51,7 +51,10 @@ class HostMemory:
         """Settings that take less, the one that helps most first."""
         sleep = "sampler.tensor_parallel_size: 2 or more, which divides vLLM's weights among ranks"
         if not self.discards:
-            sleep = "vLLM 0.32 (`pip install -r gpu.lock`), which need not back up the weights; or " + sleep
+            sleep = (
+                "vLLM 0.32 (`bash examples/setup/install.sh` installs it), which need not back up the weights; or "
+                + sleep
+            )
         known = {sleep: self.sampler, "learner.offload: none": self.learner, "learner.zero_stage: 3": self.reference}
         return [text for text, size in sorted(known.items(), key=lambda pair: -pair[1]) if size > self.kept // 20]
 

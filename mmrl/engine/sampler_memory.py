@@ -76,7 +76,9 @@ def sampler_memory(config: Config, folder: ModelFolder, width: int) -> SamplerMe
     axes = 3 if _has_axes(text) else 1
     rotary = text.max_position_embeddings * (VIDEO_POSITIONS if axes > 1 else 1) * shape.head_size * width
     bins = 4 * sequences * shape.vocabulary, 4 * sequences * math.ceil(shape.vocabulary / 32)
-    embeddings = (tokens * shape.width * width,) if folder.family.vision else ()
+    # Input embeddings of a step, and as many for each layer that is given features of its own.
+    layers = shape.tower.mergers if shape.tower is not None else 0
+    embeddings = (tokens * shape.width * width,) * layers
     table = 4 * sequences * length  # ids of all requests' tokens; and their positions, if these have axes
     return SamplerMemory(
         weights_in_vllm(config, folder, width),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-CGROUPS = Path("/sys/fs/cgroup")
+CGROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def total_bytes() -> int:
@@ -17,7 +17,7 @@ def total_bytes() -> int:
 def _limits() -> list[int]:
     """Limits of this process's control groups, of either version."""
     try:
-        groups = Path("/proc/self/cgroup").read_text().splitlines()
+        groups = OWN.read_text().splitlines()
     except OSError:
         return []
     found = list[int]()

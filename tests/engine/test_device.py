@@ -255,6 +255,20 @@ def test_settings_for_gpus_give_way_on_a_cpu(vision, kind, engine, expected) -> 
     assert {key: made[key] for key in engine} == {**engine, **expected}
 
 
+def test_a_gpus_step_has_as_many_tokens_as_the_user_says_or_as_a_prompt_needs_in_one_piece(vision) -> None:
+    def tokens(**engine: Any) -> int:
+        sizes = {"max_images": 1, "max_tokens": 20_000, "num_sequences": 1}
+        config = SamplerConfig(engine=engine)
+        return engine_arguments(vision.folder, config, "cuda", dtype="bfloat16", **sizes, seed=0)[
+            "max_num_batched_tokens"
+        ]
+
+    assert tokens() == 8192  # longer prompts are prefilled in chunks
+    assert tokens(enable_chunked_prefill=False) == 20_000
+    assert tokens(max_num_batched_tokens=16_384) == 16_384
+    assert tokens(enable_chunked_prefill=False, max_num_batched_tokens=30_000) == 30_000
+
+
 def test_engine_keys_are_checked_all_at_once_with_suggestions():
     with pytest.raises(ConfigError) as caught:
         check_engine_keys({"seed": 1, "max_num_seq": 3, "enforce_eagre": True, "block_size": 16})

@@ -136,6 +136,7 @@ class Nap:
         kept, allowed = before[0] - asleep[0], device.ASLEEP_BYTES[kind]
         locked = self._training.forecast(self._config, "host").get("sampler", 0)
         value += f"; it keeps {gigabytes(kept)} of the device, and {gigabytes(available - then)} of the host's memory"
+        value += ", weights " + ("backed up" if engine.describe()["sleep_backs_up_weights"] else "dropped")
         good = kept <= KEPT_LIMIT * allowed and available - then <= KEPT_LIMIT * locked + device.RANK_BYTES
         planned = (
             f"planned: {gigabytes(allowed)} of the device, {gigabytes(locked)} of the host's memory, and the process"

@@ -144,7 +144,7 @@ def test_a_machine_of_32_gb_is_refused_7b_qlora_if_vllm_backs_up_its_weights(pub
     monkeypatch.setattr("mmrl.commands.plan.footprint.discards_weights", lambda config: False)
     with pytest.raises(ResourceError, match=r"here has 34\.4 GB .* 1 rank .* 49\.\d GB: 15\.\d GB are") as caught:
         check_hosts(machine, needs.host_memory("cuda"))
-    assert "vLLM's while it sleeps 31.4 GB" in str(caught.value.where) and "gpu.lock" in str(caught.value.remedy)
+    assert "vLLM's while it sleeps 31.4 GB" in str(caught.value.where) and "install.sh" in str(caught.value.remedy)
     assert needs.host_memory("cpu").kept == needs.host_memory("cpu").learner  # offloaded, and nothing sleeps
 
 
