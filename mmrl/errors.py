@@ -125,11 +125,15 @@ def contract_error(plugin: object, hook: str, what: str, remedy: str) -> PluginE
 
 
 @contextmanager
-def plugin_errors(plugin: object, hook: str) -> Iterator[None]:
-    """Turn a plugin's exception in ``hook`` into a PluginError that shows its message and last frame."""
+def plugin_errors(plugin: object, hook: str, *, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Turn a plugin's exception in ``hook`` into a PluginError that shows its message and last frame.
+
+    Args:
+        passing: Exceptions that are no fault of the plugin.
+    """
     try:
         yield
-    except MMRLError:
+    except (MMRLError, *passing):
         raise
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]

@@ -287,7 +287,7 @@ def start_errors(what: str, where: str, *, every: bool = False, later: bool = Fa
         logging.getLogger(__name__).error(what, exc_info=True)
         own = " ".join(f"{type(error).__name__}: {error}".split())[:WORDS]
         if row is None:
-            remedy = f"{_KEYS}; RUN/engines.log has the traceback"
+            remedy = f"{_KEYS}; the traceback is above, or in RUN/engines.log"
             raise ResourceError(f"{what}: {own}", where=where, remedy=remedy) from error
         raise row.error(f"{what}: {row.meaning}: {own}", where=where, remedy=_remedy(row)) from error
 

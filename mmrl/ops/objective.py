@@ -177,7 +177,7 @@ def partial_loss(
         logprobs_T: The rows' current log-probs, concatenated; likewise ``entropy_T``.
     """
     tokens = pack_tokens(rows, logprobs_T, entropy_T)
-    with plugin_errors(algorithm, "loss"):
+    with plugin_errors(algorithm, "loss", passing=(torch.OutOfMemoryError,)):
         result = algorithm.loss(tokens)
         _check_loss(algorithm, result, tokens)
     weights = torch.tensor([row.weight for row in rows], dtype=logprobs_T.dtype, device=logprobs_T.device)

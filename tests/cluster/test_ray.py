@@ -38,6 +38,8 @@ import os
 import signal
 import time
 
+import torch
+
 from mmrl_algorithms.grpo import GRPO
 
 
@@ -69,6 +71,8 @@ class Faulty(GRPO):
     def loss(self, tokens):
         if self.here == "update":
             raise ValueError("broken in the update")
+        if self.here == "memory":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
         if self.here == "death":
             os.kill(os.getpid(), signal.SIGKILL)
         return super().loss(tokens)
@@ -277,6 +281,7 @@ def test_the_driver_imports_no_engine_and_has_a_cluster_of_its_own(folder, house
         ("generation", "images", 1, "broken in generation"),
         ("update", "text", 4, "broken in the update"),
         ("death", "text", 5, "rank 1 is gone"),
+        pytest.param("memory", "text", 5, "out of memory in the update: CUDA", marks=pytest.mark.slow),
         pytest.param("scoring", "text", 4, "broken in scoring", marks=pytest.mark.slow),
     ],
 )
@@ -296,6 +301,9 @@ def test_a_fault_ends_the_run_with_its_message(fault, config, code, message, fol
     assert message in result.stderr and ("rank 1" in result.stderr) == (fault != "scoring")
     assert ("Traceback" in result.stderr) == (fault == "generation")  # a bug keeps its traceback
     assert result.stderr.count("mmrl: ") == (fault != "generation")
+    if fault == "memory":  # the other rank does not wait, and all are started again once with smaller micro-batches
+        events = [json.loads(line)["kind"] for line in (folder / fault / "events.jsonl").read_text().splitlines()]
+        assert (events.count("adapted"), events.count("restart")) == (1, 1)
     assert household.members_after(10) == {} and shared_memory() == before
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -198,6 +199,17 @@ def test_credit_may_be_anything_where_no_token_is_in_the_loss(batch, monkeypatch
 def test_a_loss_that_is_reduced_already_is_the_algorithms_fault(rows, monkeypatch):
     monkeypatch.setattr(Weighted, "loss", lambda self, tokens: TokenLoss(tokens.logprobs_T.mean()))
     with pytest.raises(PluginError, match=r"loss_T as torch.float32 of shape \(\), not one value per token, \(9,\)"):
+        partial_loss(Weighted({}), list(rows.values()), torch.zeros(9), torch.zeros(9))
+
+
+def test_a_full_device_is_no_fault_of_the_algorithm(rows, monkeypatch):
+    """The learner halves its micro-batches then."""
+
+    def fail(self: Any, tokens: Any) -> TokenLoss:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Weighted, "loss", fail)
+    with pytest.raises(torch.OutOfMemoryError):
         partial_loss(Weighted({}), list(rows.values()), torch.zeros(9), torch.zeros(9))
 
 
