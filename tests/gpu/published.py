@@ -61,6 +61,7 @@ def write(bench: Bench, folder: Path, widths: Widths, *, vision: bool, grown_fro
         write_processor(folder, "qwen2_5_vl", max_pixels=2_000_000)
     with torch.device("meta"):
         model = getattr(transformers, stem + head)(config)
+    config.architectures = [stem + head]  # vLLM takes a folder without for one that samples nothing
     model.to(torch.bfloat16).config.save_pretrained(folder)
     places: dict[str, str] = {}
     if grown_from is not None:
