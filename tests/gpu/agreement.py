@@ -60,8 +60,7 @@ def _try(
 def _young(bench: Bench, family: str, model: Mapping[str, Any], name: str) -> Row:
     """The gap between sampler and learner before the first step, when the adapter adds nothing, and after it."""
     from mmrl.commands.doctor.tiny_run import TEMPERATURE, TinyRun, weighted_rows
-
-    ADAPTER_KEPT = "policy/adapter_kept"
+    from mmrl.ops.metrics import ADAPTER_KEPT
     from mmrl.ops.parity import Gap
 
     folder = bench.folder / name

@@ -20,6 +20,7 @@ from mmrl.ops.memory import (
     cache_bytes_per_sequence,
     cache_bytes_per_token,
     layer_activations,
+    layer_weights,
     patch_activations,
     states,
 )
@@ -116,6 +117,21 @@ def test_weights_in_4_bits_take_half_a_byte_and_their_scales():
     assert away.weights == 0 and away.gathered == pytest.approx(alone.weights)  # whole, while it is used
     none = states(M, 101 * M, width=2, zero=zeros[1])
     assert none.host - away.host == pytest.approx((200 * M - in_4_bits) / 2, abs=8)
+
+
+@pytest.mark.parametrize(
+    ("quantized", "adapted", "width", "expected"),
+    [
+        (0, 0, 2, 0),
+        (7 * M, 0, 4, 28 * M),
+        (7 * M, 9 * M, 4, 28 * M),  # adapters add products, and merge nothing
+        (0, 9 * M, 2, 18 * M + 8 * 4 * M),  # two parts in float32
+        (7 * M, 3 * M, 2, 14 * M + 6 * M + 8 * 3 * M),
+    ],
+)
+def test_a_layer_makes_its_weight_out_of_4_bits_and_in_bfloat16_with_its_adapter(quantized, adapted, width, expected):
+    found = layer_weights(quantized=quantized, adapted=adapted, width=width, merged_at_once=4 * M)
+    assert found == expected
 
 
 @pytest.mark.parametrize(

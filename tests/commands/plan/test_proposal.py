@@ -110,6 +110,8 @@ def test_an_example_fits_its_gpus_and_says_what_it_takes(name, plan):
     assert found["proposal"] == {}  # nothing need change
     assert stated == pytest.approx(found["memory"]["most"] / GB, rel=0.05)
     assert found["sampler"]["sequences"] >= 8
+    merges = config["model"].get("lora") is not None
+    assert merges == ("layer" in found["memory"]["phases"]["update"]), found["memory"]
     stated_host = HOST.search((EXAMPLES / name).read_text())
     assert stated_host is not None and float(stated_host[1]) == pytest.approx(found["host"]["needed"] / GB, rel=0.05)
 
