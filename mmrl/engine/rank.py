@@ -80,10 +80,10 @@ class RankEngine:
         with memory_of("the start of the sampler"):
             self._sampler = self._build_sampler(spec.max_sequence_images, learns=learns) if spec.with_sampler else None
         if self._sampler is not None and spec.algorithm is not None:
-            if isinstance(self._sampler, VLLMSampler) and self._sampler.backs_up_weights:
-                progress("vLLM keeps a copy of its weights in the host's memory while it sleeps: see `mmrl plan`")
             with memory_of("the sampler's sleep"):
                 self._sampler.sleep()
+            if isinstance(self._sampler, VLLMSampler) and self._sampler.backs_up_weights:
+                progress("vLLM keeps a copy of its weights in the host's memory while it sleeps: see `mmrl plan`")
         if spec.algorithm is not None:
             progress("the learner starts")
         self._learner: DeepSpeedLearner | None = None

@@ -14,7 +14,7 @@ After such a sleep the weights are undefined until a sync has brought all of the
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from functools import cache
@@ -76,22 +76,32 @@ class Discarding:
             for allocation, tag in zip(marked, tags, strict=True):
                 allocation.tag = tag
 
+    @property
+    def drops(self) -> bool:
+        """True if the last sleep has dropped any."""
+        return bool(self._dropped)
+
     def _addresses(self, allocator: Any) -> list[int]:
-        """Addresses of these allocations: torch's segments, whose blocks are a parameter's storage each."""
+        """Addresses of these allocations; none if vLLM or torch describe them in another way than is known here."""
+        try:
+            found = list(self._held_alone(allocator))
+        except (AttributeError, KeyError, TypeError, ValueError):
+            found = []
+        self._dropped = frozenset(storage for _, storages in found for storage in storages)
+        return [address for address, _ in found]
+
+    def _held_alone(self, allocator: Any) -> Iterator[tuple[int, Collection[int]]]:
+        """Address and storages of each of torch's segments whose blocks are a parameter's whole storage each."""
         whole = {
             parameter.untyped_storage().data_ptr(): parameter.nbytes
             for _, parameter in self.parameters()
             if parameter.nbytes == parameter.untyped_storage().nbytes()
         }
-        found, dropped = list[int](), set[int]()
         for pool, _ in allocator.allocator_and_pools.get("weights", ()):
             for segment in pool.snapshot():
                 blocks = dict(_blocks(segment))
                 if segment["address"] in allocator.pointer_to_data and blocks.items() <= whole.items():
-                    found.append(segment["address"])
-                    dropped |= blocks.keys()
-        self._dropped = frozenset(dropped)
-        return found
+                    yield segment["address"], blocks.keys()
 
     def woken(self) -> None:
         """Fill what was dropped with NaN before the first sync, which is to bring all of it."""

@@ -90,8 +90,8 @@ class VLLMSampler(SteppingSampler):
 
     @property
     def backs_up_weights(self) -> bool:
-        """True if a sleep copies the weights to the host's memory; False if it drops them, or there is none."""
-        return self._sleep_level is not None and self._discarding is None
+        """True if the last sleep has copied the weights to the host's memory, and not dropped them."""
+        return self._sleep_level is not None and not (self._discarding is not None and self._discarding.drops)
 
     def wake(self, part: device.SamplerMemory) -> None:
         """Take a part of the device's memory back; idempotent. Requests run once all parts are awake."""

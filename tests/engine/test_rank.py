@@ -277,7 +277,7 @@ def test_only_new_weights_are_sent(recording):
 
 
 def test_what_drops_its_weights_is_sent_them_each_time_it_wakes(recording, monkeypatch):
-    discarding = SimpleNamespace(check=lambda: recording.log.append("all came"))
+    discarding = SimpleNamespace(check=lambda: recording.log.append("all came"), drops=True)
     monkeypatch.setattr(sleep_backend, "install", lambda rpc: discarding)
     said = list[str]()
     engine = recording.engine("cuda", progress=said.append)

@@ -25,9 +25,9 @@ class Device:
     """Segments of memory, in place of vLLM's C extension and of torch's pools."""
 
     def __init__(self, allocator: Any) -> None:
-        self.allocator, self.mapped, self._segments = allocator, set[int](), list[dict[str, Any]]()
+        self.allocator, self.mapped, self.segments = allocator, set[int](), list[dict[str, Any]]()
         self._buffers = dict[int, Any]()
-        allocator.allocator_and_pools["weights"] = [(SimpleNamespace(snapshot=lambda: self._segments), None)]
+        allocator.allocator_and_pools["weights"] = [(SimpleNamespace(snapshot=lambda: self.segments), None)]
 
     def hold(self, *numbers: int, tag: str = "weights") -> list[torch.Tensor]:
         """float32 tensors that share a segment, with a free block after them."""
@@ -40,7 +40,7 @@ class Device:
             place += size
         blocks.append({"size": SEGMENT - place, "requested_size": 0, "state": "inactive"})
         self._buffers[address] = buffer
-        self._segments.append({"address": address, "blocks": blocks})
+        self.segments.append({"address": address, "blocks": blocks})
         before, self.allocator.current_tag = self.allocator.current_tag, tag
         self.allocator._python_malloc_callback((0, SEGMENT, address, 0))
         self.allocator.current_tag = before
@@ -134,10 +134,11 @@ def test_a_sleep_drops_weights_and_keeps_whatever_shares_memory_with_anything_el
     before, worker = model.values(), worker_of(model)
     discarding = installed(worker)
     assert discarding is not None and worker.vllm_config.model_config.sleep_mode_backend == NAME
+    assert not discarding.drops
     gpu.hold(5, tag="kv_cache")
     for _ in range(3):
         worker.sleep(1)
-        assert not gpu.mapped and gpu.backups() == 3 * SEGMENT  # of five with the tag of weights
+        assert discarding.drops and not gpu.mapped and gpu.backups() == 3 * SEGMENT  # of five with the tag of weights
         worker.wake_up(["weights"])
         assert len(gpu.mapped) == 5
         found = model.values()
@@ -150,6 +151,24 @@ def test_a_sleep_drops_weights_and_keeps_whatever_shares_memory_with_anything_el
         worker.wake_up(["kv_cache"])
         assert len(gpu.mapped) == 6 and gpu.backups() == 0
         before = model.values()
+
+
+@pytest.mark.parametrize("lacks", ["blocks", "address", "pools"])
+def test_everything_is_backed_up_if_memory_is_described_in_another_way(lacks, gpu):
+    model = Model(gpu)
+    before, worker = model.values(), worker_of(model)
+    discarding = installed(worker)
+    assert discarding is not None
+    if lacks == "pools":
+        gpu.allocator.allocator_and_pools["weights"] = [object()]
+    else:
+        for segment in gpu.segments:
+            del segment[lacks]
+    worker.sleep(1)
+    assert gpu.backups() == 5 * SEGMENT and not discarding.drops
+    worker.wake_up(["weights"])
+    assert model.values() == before
+    discarding.check()
 
 
 def test_vllms_own_sleep_backs_up_everything(gpu):
