@@ -30,14 +30,10 @@ def tell_interface(address: str | None) -> None:
     """Let Gloo and NCCL use the interface that has this process's address, unless the user has named one.
 
     They would choose by themselves otherwise: the one that the host's name resolves to, and the first that NCCL finds.
-
-    Raises:
-        ResourceError: The user has named one that does not exist.
     """
     if address and (interface := interface_of(address)):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # this one, not all that begin so
-    check_interfaces(os.environ, interfaces())
 
 
 def check_interfaces(environ: Mapping[str, str], existing: Sequence[str]) -> None:

@@ -1,13 +1,15 @@
-"""Checks before gigabytes are fetched or loaded: the version of vLLM, tools that compile, free memory of the GPU."""
+"""Checks before gigabytes are fetched or loaded: vLLM's version, tools that compile, interfaces, free memory."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from mmrl.config.sections import Config
 from mmrl.engine import device
 from mmrl.engine.build_tools import BuildTools, check_build_tools
 from mmrl.engine.free_memory import Need, await_memory
+from mmrl.engine.interfaces import check_interfaces, interfaces
 from mmrl.engine.vllm_version import check_vllm
 
 
@@ -29,6 +31,7 @@ def check_process(
     Raises:
         ResourceError: Names the missing part, and the command or setting that mends it.
     """
+    check_interfaces(os.environ, interfaces())
     on_vllm = samples and config.sampler.name == "vllm"
     if on_vllm:
         check_vllm()

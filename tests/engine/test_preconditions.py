@@ -188,6 +188,13 @@ def test_the_installed_mmrl_says_what_it_needs(monkeypatch):
         check_vllm()
 
 
+def test_an_interface_that_does_not_exist_is_refused_first(vision, monkeypatch):
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "nowhere0")
+    monkeypatch.setattr(preconditions, "check_vllm", lambda: pytest.fail("later"))
+    with pytest.raises(ResourceError, match=r"NCCL_SOCKET_IFNAME names a network interface that .*: nowhere0"):
+        preconditions.check_process("cpu", vision.config(), samples=True)
+
+
 def test_a_process_is_checked_before_its_model_is_fetched(vision, monkeypatch):
     """In order; the hf sampler needs neither vLLM nor a compiler."""
     asked = list[str]()
