@@ -133,9 +133,9 @@ def plugin_errors(plugin: object, hook: str, *, passing: tuple[type[Exception], 
     """
     try:
         yield
-    except (MMRLError, *passing):
-        raise
     except Exception as error:
+        if isinstance(error, (MMRLError, *passing)):
+            raise
         frame = traceback.extract_tb(error.__traceback__)[-1]
         failure = PluginError(
             f"{_qualified(plugin)}.{hook} raised {type(error).__name__}: {error}",
