@@ -48,14 +48,15 @@ class HostMemory:
         return ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in found if size)
 
     def remedies(self) -> list[str]:
-        """Settings that take less, the one that helps most first."""
-        sleep = "sampler.tensor_parallel_size: 2 or more, which divides vLLM's weights among ranks"
+        """Ways to take less, the one that helps most first."""
+        sleep = "raise sampler.tensor_parallel_size, which divides vLLM's weights among ranks"
         if not self.discards:
-            sleep = (
-                "vLLM 0.32 (`bash examples/setup/install.sh` installs it), which need not back up the weights; or "
-                + sleep
-            )
-        known = {sleep: self.sampler, "learner.offload: none": self.learner, "learner.zero_stage: 3": self.reference}
+            sleep = f"take vLLM 0.32 (bash examples/setup/install.sh), which need not back up its weights; or {sleep}"
+        known = {
+            sleep: self.sampler,
+            "set learner.offload: none": self.learner,
+            "set learner.zero_stage: 3": self.reference,
+        }
         return [text for text, size in sorted(known.items(), key=lambda pair: -pair[1]) if size > self.kept // 20]
 
 
@@ -76,7 +77,7 @@ def check_hosts(machines: Sequence[tuple[str, int]], needed: HostMemory) -> None
             raise ResourceError(
                 f"{host} has {total / 1e9:.1f} GB of memory, and {plural(ranks, 'rank')} there would take about "
                 f"{here / 1e9:.1f} GB: {(here - total) / 1e9:.1f} GB are missing",
-                where=f"of each rank {needed.parts()}",
+                where=f"each rank: {needed.parts()}",
                 possible=f"machines with {here / 1e9:.0f} GB for as many ranks",
-                remedy="set " + "; or ".join(needed.remedies()) + "; or use more machines",
+                remedy="; or ".join([*needed.remedies(), "use more machines"]),
             )

@@ -23,6 +23,7 @@ from mmrl.engine import device
 from mmrl.engine.admissions import Admissions
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.sampler_memory import weights_in_vllm
+from mmrl.engine.sleep_backend import install
 from mmrl.engine.vllm_sampler import NO_VERSION, VLLMSampler, banned_ids_processor, engine_arguments, sampled_logprobs
 from mmrl.engine_api import Polled, SamplingRequest
 from mmrl.errors import NumericsError
@@ -174,6 +175,16 @@ def test_vllms_weights_have_the_sizes_that_a_plan_counts(family, in_vllm, models
     counted = weights_in_vllm(vision.config(), ModelFolder.open(str(folder)), 2)
     assert sorted(found) == sorted(counted)
     assert pinned_bytes(found) == pinned_bytes(counted)
+
+
+def test_a_running_vllm_takes_the_sleep_that_drops_weights(engine):
+    """Its worker is GPUs' own, which makes the backend; only the memory is a GPU's alone."""
+    with engine.sampling() as sampler:
+        discarding = install(sampler._llm.collective_rpc)
+        names = sampler._llm.apply_model(lambda model: [name for name, _ in model.named_parameters()])[0]
+        backend = sampler._llm.collective_rpc(lambda worker: type(worker.sleep_mode_backend).__name__)[0]
+    assert discarding is not None and [name for name, _ in discarding.parameters()] == names
+    assert backend == "DiscardingBackend"
 
 
 def test_a_sync_brings_every_weight_of_vllms_model(engine, sample, request_for):

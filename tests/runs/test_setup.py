@@ -345,7 +345,7 @@ def test_ranks_of_a_machine_share_its_memory():
         check_hosts([("a", 40 * 10**9)] * 5 + [("b", 10 * 10**9)], needed)
     with pytest.raises(ResourceError, match=r"b has .* 1 rank there") as caught:
         check_hosts([("b", 9 * 10**9)], needed)
-    assert "set learner.zero_stage: 3; or sampler.tensor_parallel_size" in str(caught.value.remedy)
+    assert "set learner.zero_stage: 3; or raise sampler.tensor_parallel_size" in str(caught.value.remedy)
     check_hosts([("c", 1)], HostMemory())
 
 
