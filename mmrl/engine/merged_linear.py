@@ -95,6 +95,11 @@ class MergedLinear(torch.nn.Module):
         self.scaling: dict[str, float] = layer.scaling
         self._is_adapted = True
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """The frozen weight; models look at its type and device."""
+        return self.base_layer.weight
+
     def enable_adapters(self, enabled: bool) -> None:
         """Compute with the adapter, or without it."""
         self._is_adapted = enabled

@@ -58,7 +58,7 @@ def test_a_layer_is_that_of_the_rounded_sum_and_its_gradient_goes_through_the_ro
     model = One(packed=packed)
     (adapter,) = attach(model, ["layer"], LoraConfig(rank=4, alpha=6), seed=0)
     young([adapter], 0.01)
-    assert isinstance(model.layer, MergedLinear)
+    assert isinstance(model.layer, MergedLinear) and model.layer.weight is model.layer.base_layer.weight
     a, b = adapter.factors.values()
     base, bias = whole(model.layer.base_layer), model.layer.base_layer.bias
     exact = base.double() + 1.5 * b.detach().double() @ a.detach().double()
