@@ -24,8 +24,8 @@ REMEDIES = {
     "the start of the sampler": "end other processes on the device (nvidia-smi lists them), lower "
     "sampler.gpu_memory_utilization, or raise sampler.tensor_parallel_size (and cluster.ranks)",
     "the start of the learner": _LESS_OF_LEARNER,
-    "the sampler's sleep": "vLLM keeps its weights in page-locked memory of the host while it sleeps: give the host "
-    "more, or run fewer ranks on it",
+    "the sampler's sleep": "vLLM backs up in page-locked memory of the host what no sync sends, or all of its weights: "
+    "give the host more, or run fewer ranks on it",
     "the sampler's wake-up": _SAMPLER_BESIDE,
     "the weight sync": _SAMPLER_BESIDE,
     "sampling": "lower sampler.gpu_memory_utilization, which leaves more beside vLLM's own share, or "
