@@ -105,8 +105,10 @@ check_parts() { # Debian and Ubuntu leave parts of Python out; without them it w
     lacks=$("$1" -c 'from importlib.util import find_spec
 import os.path, sys, sysconfig
 parts = ["venv"] * (find_spec("ensurepip") is None)
-header = os.path.join(sysconfig.get_path("include", "posix_prefix"), "Python.h")
-parts += ["dev"] * (sys.argv[1] == "gpu" and not os.path.exists(header))
+more = ":".join(os.environ.get(name, "") for name in ("CPATH", "C_INCLUDE_PATH")).split(":")
+folders = [sysconfig.get_path("include", "posix_prefix"), *filter(None, more)]
+found = any(os.path.exists(os.path.join(folder, "Python.h")) for folder in folders)
+parts += ["dev"] * (sys.argv[1] == "gpu" and not found)
 print(*(f"python{sysconfig.get_python_version()}-{part}" for part in parts))' "$device")
     if [[ $device == gpu && -z $(command -v ${CC:-gcc} || command -v clang) ]]; then lacks="${lacks:+$lacks }gcc"; fi
     [[ $lacks ]] || return 0

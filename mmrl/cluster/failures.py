@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from mmrl.engine.start_errors import tells_of_a_lost_rank
-from mmrl.errors import MMRLError, RankLostError
+from mmrl.errors import DeviceMemoryError, MMRLError, RankLostError
 
 LOOK = (
     "look at what it wrote last (Ray's logs, usually /tmp/ray/session_latest/logs), and whether its node ran out of "
@@ -35,11 +35,12 @@ class DeadRankError(RankLostError):
 
 
 def cause_of(errors: Sequence[BaseException]) -> BaseException:
-    """The first loss of a rank, else the first error of ours, else the first."""
+    """The first loss of a rank, else a full device, else a loss that others tell of, else our first error, or any."""
+    lost = [error for error in errors if isinstance(error, RankLostError)]
+    full = [error for error in errors if isinstance(error, DeviceMemoryError)]
     losses = [loss for error in errors if (loss := loss_of(error))]
-    lost = [error for error in errors if isinstance(error, RankLostError)] or losses
     ours = [error for error in errors if isinstance(error, MMRLError)]
-    return (lost or ours or errors)[0]
+    return (lost or full or losses or ours or errors)[0]
 
 
 def loss_of(error: BaseException) -> RankLostError | None:

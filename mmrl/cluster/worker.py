@@ -23,7 +23,7 @@ from mmrl.engine import device
 from mmrl.engine.interfaces import tell_interface
 from mmrl.engine.preconditions import check_process
 from mmrl.engine_api import Learner, Polled, Sampler, SamplingRequest, UpdateResult
-from mmrl.errors import DeviceMemoryError, MMRLError, NumericsError, PluginError, ResourceError
+from mmrl.errors import DeviceBusyError, DeviceMemoryError, MMRLError, NumericsError, PluginError, ResourceError
 from mmrl.plugin_host import registry
 from mmrl.system import failpoints
 from mmrl.system.machine_memory import total_bytes
@@ -231,7 +231,7 @@ class RankWorker:
         learner: Learner = self._owner
         try:
             learner.save(Path(folder))
-        except DeviceMemoryError:  # the others wait for this rank
+        except (DeviceBusyError, DeviceMemoryError):  # the others wait for this rank
             raise
         except (ResourceError, NumericsError) as error:
             return error

@@ -13,6 +13,8 @@ from pathlib import Path
 from mmrl.errors import ResourceError
 
 HEADER = "Python.h"
+SEARCHED = ("CPATH", "C_INCLUDE_PATH")
+"""Environment variables with further folders of headers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,7 @@ class BuildTools:
         wanted: Compilers that Triton looks for: that of CC, which may hold arguments too, else gcc and clang.
         compiler: The first of them that is on the PATH; empty if none is.
         include: The folder in which Triton looks for ``Python.h``.
-        has_header: True if it is there.
+        has_header: True if it is there, or where a C compiler looks too.
     """
 
     wanted: tuple[str, ...]
@@ -37,7 +39,8 @@ class BuildTools:
         wanted = tuple(environ.get("CC", "").split()[:1]) or ("gcc", "clang")
         compiler = next((command for command in wanted if shutil.which(command)), "")
         include = include_folder()
-        return cls(wanted, compiler, include, (include / HEADER).is_file())
+        searched = [include, *(Path(each) for name in SEARCHED for each in environ.get(name, "").split(":") if each)]
+        return cls(wanted, compiler, include, any((each / HEADER).is_file() for each in searched))
 
     @property
     def compiler_remedy(self) -> str:
@@ -85,6 +88,6 @@ def check_build_tools(tools: BuildTools, environ: Mapping[str, str] = os.environ
 
 def _has_compiled(environ: Mapping[str, str]) -> bool:
     """True if Triton's cache has the module that it compiles against Python's headers, for this Python."""
-    home = Path(environ.get("TRITON_HOME") or Path.home())
-    cache = Path(environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
+    home = environ.get("TRITON_HOME") or os.path.expanduser("~")  # unlike Path.home, without an error if there is none
+    cache = Path(environ.get("TRITON_CACHE_DIR") or f"{home}/.triton/cache")
     return any(cache.glob(f"*/cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}"))

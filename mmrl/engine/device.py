@@ -361,6 +361,10 @@ def free_memory_bytes(kind: DeviceKind) -> tuple[int, int] | None:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
+    if getattr(torch.cuda.get_device_properties(0), "is_integrated", False):
+        import psutil  # the host's memory, where files in the kernel's cache count as free, as vLLM counts it
+
+        free = psutil.virtual_memory().available
     return int(free), int(total)
 
 

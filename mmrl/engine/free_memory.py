@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from mmrl.engine import device
 from mmrl.errors import ResourceError
@@ -17,6 +18,8 @@ PATIENCE_S = 120.0
 """Seconds that memory may take to come back: a driver frees tens of gigabytes of a killed process in a few."""
 STEADY_S = 1.0
 """Seconds without a change after which memory counts as back: vLLM fails if more is freed while it measures."""
+STIRRING = 64 * 2**20
+"""Bytes of a change that counts: a desktop's windows take and give back some all the time."""
 TELL_S = 2.0
 """Seconds after which somebody is told what is waited for."""
 POLL_S = 0.25
@@ -29,6 +32,17 @@ class Holder:
     pid: int
     name: str
     mebibytes: str
+
+    @property
+    def is_ours(self) -> bool:
+        """True if this user can end it; in a container the number may be that of another process, or of none."""
+        import psutil
+
+        try:
+            process = psutil.Process(self.pid)
+            return process.uids().real == os.getuid() and Path(process.exe()).name == Path(self.name).name
+        except (psutil.Error, OSError):
+            return False
 
     def __str__(self) -> str:
         return f"process {self.pid} ({self.name}) holds {self.mebibytes} MiB"
@@ -71,14 +85,14 @@ def await_memory(
     before, told = -1, False
     while (found := device.free_memory_bytes(kind)) is not None:
         (free, total), now = found, clock()
-        if free != before:
+        if abs(free - before) > STIRRING:
             before, since = free, now
         needed = need.of(total)
         nobody_else = total - free <= device.RUNTIME_BYTES["cuda"]
         if free >= needed and (nobody_else or now - since >= STEADY_S or now - begin > PATIENCE_S):
             return
         if now - begin > PATIENCE_S:
-            raise _busy(free, total, needed, holders())
+            raise _busy(free, total, need, holders())
         if not told and now - begin > TELL_S:
             told = True
             who = ", ".join(map(str, holders())) or "nvidia-smi names no process"
@@ -91,7 +105,7 @@ def holders() -> list[Holder]:
     asked = "--query-compute-apps=gpu_uuid,pid,process_name,used_memory"
     query = ["nvidia-smi", asked, "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(query, capture_output=True, text=True, errors="replace", timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return []
     rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
@@ -113,11 +127,15 @@ def _uuid() -> str:
         return ""
 
 
-def _busy(free: int, total: int, needed: int, who: list[Holder]) -> ResourceError:
-    host = socket.gethostname()
+def _busy(free: int, total: int, need: Need, who: list[Holder]) -> ResourceError:
+    host, needed = socket.gethostname(), need.of(total)
     most = math.floor(100 * free / total) / 100
-    lower = f"lower sampler.gpu_memory_utilization to {most:g} or less, " if most >= 0.05 else ""
-    end = f"end them (kill {' '.join(str(each.pid) for each in who)}), " if who else ""
+    fits = Need(most, need.least_bytes).of(total) <= free
+    lower = f"lower sampler.gpu_memory_utilization to {most:g} or less, " if most >= 0.05 and fits else ""
+    lower = lower or "take less of the device (`mmrl plan CONFIG` proposes settings), "
+    ours = " ".join(str(each.pid) for each in who if each.is_ours)
+    end = "end them, " if who else ""
+    end = f"end them (kill {ours}), " if ours else end
     return ResourceError(
         f"a GPU of {host} has {free / 1e9:.1f} GB free of {total / 1e9:.1f} GB, and {needed / 1e9:.1f} GB are needed: "
         f"{(needed - free) / 1e9:.1f} GB are missing",

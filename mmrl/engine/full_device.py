@@ -34,6 +34,7 @@ REMEDIES = {
     "reference log-probs": _ROWS,
     "the log-probs in a wider type": _LESS_OF_LEARNER,
     "the update": _ROWS,
+    "the optimizer step": _LESS_OF_LEARNER,
     "learning": _ROWS,
     "the checkpoint": _LESS_OF_LEARNER,
 }

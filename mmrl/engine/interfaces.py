@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 
+from mmrl.engine.device import DeviceKind
 from mmrl.errors import ResourceError
 
 VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
@@ -36,8 +37,10 @@ def tell_interface(address: str | None) -> None:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # this one, not all that begin so
 
 
-def check_interfaces(environ: Mapping[str, str], existing: Sequence[str]) -> None:
+def check_interfaces(environ: Mapping[str, str], existing: Sequence[str], kind: DeviceKind) -> None:
     """Raises ResourceError if Gloo or NCCL would look for an interface that is not among the existing ones.
+
+    NCCL runs on GPUs alone.
 
     Gloo takes names, separated by commas. NCCL takes beginnings of names, or names after ``=``, and those to leave out
     after ``^``.
@@ -45,7 +48,7 @@ def check_interfaces(environ: Mapping[str, str], existing: Sequence[str]) -> Non
     for name in filter(None, environ.get("GLOO_SOCKET_IFNAME", "").split(",")):
         if name not in existing:
             raise _unknown("GLOO_SOCKET_IFNAME", name, existing)
-    wanted = environ.get("NCCL_SOCKET_IFNAME", "")
+    wanted = environ.get("NCCL_SOCKET_IFNAME", "") if kind == "cuda" else ""
     if not wanted or wanted.startswith("^"):
         return
     names, whole = wanted.removeprefix("=").split(","), wanted.startswith("=")

@@ -345,7 +345,7 @@ class DeepSpeedLearner:
             if not math.isfinite(norm):
                 self._engine.zero_grad()
                 return norm
-        with memory_of("the update"):  # the weights may have moved, and smaller micro-batches would not help
+        with memory_of("the optimizer step"):  # the weights may have moved, and smaller micro-batches would not help
             self._engine.step()
         return float(self._engine.get_global_grad_norm() or norm)
 

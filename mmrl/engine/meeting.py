@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from mmrl.engine import device
+from mmrl.engine.full_device import out_of_memory
 from mmrl.engine.interfaces import VARIABLES, interfaces
+from mmrl.engine.start_errors import UNREACHED, known, words_of
 from mmrl.errors import ResourceError, first_line
 
 WAIT = timedelta(hours=1)
@@ -84,7 +86,11 @@ def reach_ranks(torch_device: str, seconds: float) -> None:
     thread.join(seconds)
     if not thread.is_alive() and not errors:
         return
-    reason = first_line(errors[0]) if errors else f"no answer within {seconds:g} s"
+    if errors and isinstance(errors[0], RuntimeError) and device.is_out_of_memory(errors[0]):
+        raise out_of_memory("the start of the learner", first_line(errors[0])) from errors[0]
+    if errors and (row := known(errors[0])) and row.meaning != UNREACHED:
+        raise row.error(f"the ranks cannot work together: {row.meaning}: {words_of(errors[0])}", remedy=row.remedy)
+    reason = words_of(errors[0]) if errors else f"no answer within {seconds:g} s"
     backend = torch.distributed.get_backend()
     used = ", ".join(f"{name}={os.environ.get(name) or 'not set'}" for name in VARIABLES)
     raise ResourceError(

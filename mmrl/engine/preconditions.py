@@ -31,7 +31,7 @@ def check_process(
     Raises:
         ResourceError: Names the missing part, and the command or setting that mends it.
     """
-    check_interfaces(os.environ, interfaces())
+    check_interfaces(os.environ, interfaces(), kind)
     on_vllm = samples and config.sampler.name == "vllm"
     if on_vllm:
         check_vllm()

@@ -92,7 +92,8 @@ class RankEngine:
                 if spec.algorithm is not None:
                     self._learner = self._build_learner(spec.algorithm, spec.checkpoint)
         except BaseException:
-            if isinstance(self._sampler, VLLMSampler):
+            # The driver ends the processes of several ranks: one that left the group would let the others fail first.
+            if isinstance(self._sampler, VLLMSampler) and torch.distributed.get_world_size() == 1:
                 self._sampler.close()
             raise
 

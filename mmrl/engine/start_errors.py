@@ -54,6 +54,7 @@ class Row:
         return not names.isdisjoint(self.kinds) and re.search(self.pattern, str(error), re.IGNORECASE) is not None
 
 
+UNREACHED = "the ranks do not reach each other"
 _BUSY = "end other processes on the device (nvidia-smi lists them), or lower sampler.gpu_memory_utilization"
 _ROOM = "raise sampler.gpu_memory_utilization (sampler.engine.kv_cache_memory_bytes where it is set), lower "
 _ROOM += "data.max_prompt_tokens or sampler.max_new_tokens, or raise "
@@ -180,7 +181,13 @@ ROWS = (
         later=True,
     ),
     # Installation and machine.
-    Row("Python", ("ImportError",), "", "a package that vLLM or DeepSpeed needs cannot be imported", _INSTALL),
+    Row(
+        "Python",
+        ("ImportError",),
+        r"\.so\b|\b(torch\w*|vllm|deepspeed|triton|transformers|flashinfer|flash_attn|xgrammar|cuda|numpy)\b",
+        "a package that vLLM or DeepSpeed needs cannot be imported",
+        _INSTALL,
+    ),
     Row(
         "vLLM, platforms/cuda.py: check_if_supports_dtype",
         ("ValueError",),
@@ -209,10 +216,17 @@ ROWS = (
         later=True,
     ),
     Row(
+        "NCCL, misc/shmutils.cc",
+        ("DistError", "RuntimeError"),
+        r"shared memory segment|/dev/shm",
+        "ranks of one machine find too little shared memory",
+        "give containers more: docker run --ipc=host, or --shm-size=8g; else free /dev/shm",
+    ),
+    Row(
         "NCCL and Gloo",
         ("DistError", "RuntimeError"),
         r"NCCL error|ncclSystemError|ncclRemoteError|ncclInternalError|ncclUnhandledCudaError|gloo",
-        "the ranks do not reach each other",
+        UNREACHED,
         _NETWORK,
     ),
     Row(
@@ -254,6 +268,11 @@ def known(error: BaseException, *, later: bool = False) -> Row | None:
     return None
 
 
+def words_of(error: BaseException) -> str:
+    """An error's class and text in one line of bounded length."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:WORDS]
+
+
 def tells_of_a_lost_rank(text: str) -> bool:
     """True if an error's text says that another process of a collective is gone."""
     return bool(_COLLECTIVE.search(text) and _PEER_GONE.search(text))
@@ -285,7 +304,7 @@ def start_errors(what: str, where: str, *, every: bool = False, later: bool = Fa
             raise
         # The traceback goes to where engines write: RUN/engines.log.
         logging.getLogger(__name__).error(what, exc_info=True)
-        own = " ".join(f"{type(error).__name__}: {error}".split())[:WORDS]
+        own = words_of(error)
         if row is None:
             remedy = f"{_KEYS}; the traceback is above, or in RUN/engines.log"
             raise ResourceError(f"{what}: {own}", where=where, remedy=remedy) from error

@@ -13,7 +13,7 @@ from mmrl.config.problems import suggestion
 from mmrl.config.sections import Config
 from mmrl.data.prompts import PromptSource
 from mmrl.engine_api import Engine, Learner, PromptEncoder
-from mmrl.errors import DeviceMemoryError, NumericsError, RankLostError, ResourceError, plugin_errors
+from mmrl.errors import DeviceBusyError, DeviceMemoryError, NumericsError, RankLostError, ResourceError, plugin_errors
 from mmrl.interfaces import Alarm, Algorithm
 from mmrl.ops.alarms import Looked
 from mmrl.rollout.collector import Collector
@@ -249,7 +249,7 @@ class Trainer:
             with self._run.watchdog.watch(f"the checkpoint of step {step}"), self._engine.learning() as learner:
                 self._recorder.save(learner, step, values, state)
             self._saved = step
-        except (RankLostError, DeviceMemoryError):  # ranks may wait for each other
+        except (RankLostError, DeviceBusyError, DeviceMemoryError):  # ranks may wait for each other
             raise
         except ResourceError as error:
             self._recorder.event("checkpoint_failed", message=str(error), step=step)

@@ -234,6 +234,7 @@ def test_the_guards_report_explains_the_survivors_error_that_came_before_it(is_i
     [
         ({0: fail(RuntimeError("peer gone")), 1: fail(RankLostError("rank 1 is gone"), 0.5)}, "rank 1 is gone"),
         ({0: fail(DataError("follows from it")), 1: fail(RankLostError("rank 1 is gone"), 0.3)}, "rank 1 is gone"),
+        ({0: fail(CLOSED), 1: fail(DeviceMemoryError("out of memory"), 0.3)}, "out of memory"),
         ({0: fail(DataError("came first")), 1: fail(DataError("came later"), 0.3)}, "came first"),
         ({0: fail(RuntimeError("peer gone")), 1: fail(DataError("bad image"), 0.5)}, "bad image"),
         ({0: fail(ValueError("a bug"))}, "a bug"),

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from importlib.util import spec_from_file_location
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -414,9 +415,14 @@ def test_free_memory_is_the_gpus_after_unused_memory_was_given_back(monkeypatch)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("synchronize"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty_cache"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (calls.append("ask"), (7, 9))[1])
+    gpu = SimpleNamespace()  # torch 2.11 does not tell
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: gpu)
     assert device.free_memory_bytes("cpu") is None and not calls
     assert device.free_memory_bytes("cuda") == (7, 9)
     assert calls == ["synchronize", "empty_cache", "ask"]
+    gpu.is_integrated = True
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=8))
+    assert device.free_memory_bytes("cuda") == (8, 9)
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])

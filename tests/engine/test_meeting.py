@@ -18,7 +18,7 @@ from mmrl.cluster.process import host_meeting
 from mmrl.cluster.worker import RankWorker
 from mmrl.engine import interfaces, meeting
 from mmrl.engine.interfaces import check_interfaces, interface_of, tell_interface
-from mmrl.errors import ResourceError
+from mmrl.errors import DeviceMemoryError, ResourceError
 
 ABSENT = """\
 import sys, torch
@@ -67,12 +67,36 @@ def test_a_rank_that_is_not_reached_is_an_error_with_the_interface(fault, monkey
     monkeypatch.setattr(torch.distributed, "all_reduce", sum_up)
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "nccl")
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "=docker0")
-    reason = "no answer within 0.1 s" if fault == "hangs" else "NCCL error: ncclSystemError, no route to host"
+    reason = "no answer within 0.1 s" if fault == "hangs" else "DistBackendError: NCCL error: .*, no route to host more"
     with pytest.raises(ResourceError, match=f"do not reach each other over nccl: {reason}\n") as caught:
         meeting.reach_ranks("cpu", 0.1)
     released.set()
     assert "NCCL_SOCKET_IFNAME==docker0" in caught.value.where and "lo" in caught.value.possible.split(", ")
     assert "set both variables" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "remedy"),
+    [
+        (
+            torch.distributed.DistBackendError(
+                "NCCL error in: ProcessGroupNCCL.cpp:94, unhandled system error, NCCL version 2.27.5\n"
+                "Last error:\nError while creating shared memory segment /dev/shm/nccl-x (9637888), error: No space"
+            ),
+            ResourceError,
+            "--ipc=host",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB"), DeviceMemoryError, "learner.offload"),
+    ],
+)
+def test_a_first_sum_that_fails_for_another_reason_is_told_by_that(error, kind, remedy, monkeypatch):
+    def fail(tensor: torch.Tensor) -> None:
+        raise error
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", fail)
+    with pytest.raises(kind) as caught:
+        meeting.reach_ranks("cpu", 5)
+    assert remedy in caught.value.remedy and "SOCKET_IFNAME" not in caught.value.remedy
 
 
 @pytest.mark.full
@@ -135,8 +159,10 @@ def test_gloo_and_nccl_are_told_one_interface_unless_the_user_has_named_another(
 )
 def test_an_interface_that_does_not_exist_is_refused_by_name(variable, value, is_there):
     if is_there:
-        check_interfaces({variable: value}, ["eth0", "ib0", "lo"])
+        check_interfaces({variable: value}, ["eth0", "ib0", "lo"], "cuda")
         return
     with pytest.raises(ResourceError, match=f"{variable} names a network interface that .* does not have: ") as caught:
-        check_interfaces({variable: value}, ["eth0", "ib0", "lo"])
+        check_interfaces({variable: value}, ["eth0", "ib0", "lo"], "cuda")
     assert caught.value.possible == "eth0, ib0, lo" and caught.value.exit_code == 5
+    if variable.startswith("NCCL"):  # which no CPU uses
+        check_interfaces({variable: value}, ["eth0", "ib0", "lo"], "cpu")

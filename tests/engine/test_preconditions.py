@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata as metadata
+import os
+import sys
 import sysconfig
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,12 +70,35 @@ def test_memory_that_does_not_come_back_is_named_with_its_holder(monkeypatch):
         gpu.wait(Need(0.5))
     assert PATIENCE_S < gpu.now < PATIENCE_S + 1
     assert e.value.where == "process 71 (python3) holds 61000 MiB" and e.value.exit_code == 5
-    assert "kill 71" in e.value.remedy and "sampler.gpu_memory_utilization to 0.15 or less" in e.value.remedy
+    assert "end them" in e.value.remedy and "sampler.gpu_memory_utilization to 0.15 or less" in e.value.remedy
 
 
 def test_memory_that_never_rests_is_enough_if_there_is_enough(monkeypatch):
     gpu = Device(monkeypatch, *(50 + second % 2 for second in range(200)))
     assert PATIENCE_S < gpu.wait(Need(0.5)) < PATIENCE_S + 1
+
+
+def test_memory_that_stirs_a_little_counts_as_at_rest(monkeypatch):
+    gpu = Device(monkeypatch, *(50 + 1e-3 * (second % 2) for second in range(200)))
+    assert gpu.wait(Need(0.5)) == 1
+
+
+@pytest.mark.parametrize(
+    ("need", "pid", "named", "left_out"),
+    [
+        (Need(0.5), 71, "sampler.gpu_memory_utilization to 0.15 or less", "mmrl plan"),
+        (Need(0.1, 40 * GB), 71, "mmrl plan CONFIG", "gpu_memory_utilization"),
+        (Need(0.5), os.getpid(), f"kill {os.getpid()}", ""),
+        (Need(0.5), os.getppid(), "end them, ", "kill"),  # another program has this number here
+    ],
+)
+def test_the_remedy_names_what_helps(need, pid, named, left_out, monkeypatch):
+    gpu = Device(monkeypatch, 12)
+    name = sys.executable if pid == os.getpid() else "python3-of-somebody"
+    monkeypatch.setattr(free_memory, "holders", lambda: [Holder(pid, os.path.realpath(name), "61000")])
+    with pytest.raises(ResourceError) as caught:
+        gpu.wait(need)
+    assert named in caught.value.remedy and (not left_out or left_out not in caught.value.remedy)
 
 
 def test_the_smallest_setting_counts_without_a_sampler_and_a_cpu_waits_for_nothing(monkeypatch):
@@ -132,7 +157,11 @@ def test_headers_are_looked_for_where_triton_does(monkeypatch, tmp_path):
     assert include_folder() == Path(sysconfig.get_paths(scheme="posix_prefix")["include"])
     monkeypatch.setattr(build_tools, "include_folder", lambda: tmp_path)
     assert not BuildTools.here({"CC": "ccache gcc"}).has_header
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "Python.h").touch()
+    assert BuildTools.here({"C_INCLUDE_PATH": f"/nowhere:{tmp_path / 'own'}"}).has_header
     (tmp_path / "Python.h").touch()
+    assert BuildTools.here({"CPATH": "/nowhere"}).has_header
     found = BuildTools.here({"CC": "ccache gcc"})
     assert found.has_header and found.wanted == ("ccache",)
 
@@ -192,7 +221,7 @@ def test_an_interface_that_does_not_exist_is_refused_first(vision, monkeypatch):
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "nowhere0")
     monkeypatch.setattr(preconditions, "check_vllm", lambda: pytest.fail("later"))
     with pytest.raises(ResourceError, match=r"NCCL_SOCKET_IFNAME names a network interface that .*: nowhere0"):
-        preconditions.check_process("cpu", vision.config(), samples=True)
+        preconditions.check_process("cuda", vision.config(), samples=True)
 
 
 def test_a_process_is_checked_before_its_model_is_fetched(vision, monkeypatch):

@@ -76,6 +76,9 @@ CASES = [
     (RuntimeError(CUDA.format("uncorrectable ECC error encountered")), DeviceBusyError, "CUDA_VISIBLE_DEVICES"),
     (torch.distributed.DistBackendError("NCCL error in: ProcessGroupNCCL.cpp:94, ncclSystemError: no interface found"),
      ResourceError, "NCCL_SOCKET_IFNAME"),
+    (torch.distributed.DistBackendError("NCCL error in: ProcessGroupNCCL.cpp:94, unhandled system error\nLast error:\n"
+                                        "Error while creating shared memory segment /dev/shm/nccl-x"),
+     ResourceError, "--shm-size"),
     (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/root/.cache/vllm"), ResourceError, "VLLM_CACHE_ROOT"),
     (PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/root/.triton"), ResourceError, "TRITON_CACHE_DIR"),
     (invalid(), ConfigError, "sampler.engine"),
@@ -121,6 +124,10 @@ def test_an_error_without_a_row_is_a_bug_in_the_learner_and_an_answer_in_vllm():
     ):
         raise KeyError("layers")
     assert "engines.log" in caught.value.remedy
+
+
+def test_a_package_that_a_models_own_code_needs_is_no_broken_installation():
+    assert start_errors.known(ImportError("This modeling file requires: einops. Run `pip install einops`")) is None
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ YOUNG_RATE = 2e-5
 """AdamW's first step moves each element of B by this much."""
 WIDER = 3.0
 """A young adapter's gap may be this many times the base model's, which is the noise of rounding."""
+LEAST_NOISE = 3e-4
+"""Nats that count as the base model's gap where it is smaller by chance: 5e-5 and 6e-4 were seen of tiny models."""
 
 
 def run(bench: Bench) -> None:
@@ -87,7 +89,7 @@ def judged(bench: Bench, name: str, base: Any, young: Any, kept: float) -> Row:
         f"sampler and learner {young.abs_mean:.1e} nats apart on average, {base.abs_mean:.1e} before it; "
         f"{kept:.0%} of the adapter is left by rounding"
     )
-    good = young.verdict(LIMITS["bfloat16"]) == "ok" and young.abs_mean <= WIDER * base.abs_mean and 0 < kept < 2
+    good = young.verdict(LIMITS["bfloat16"]) == "ok" and young.abs_mean <= WIDER * max(base.abs_mean, LEAST_NOISE) and 0 < kept < 2
     return bench.row(name, value, good=good, why=f"limits: {WIDER:g} times the gap before it, more than none left")
 
 

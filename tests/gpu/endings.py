@@ -28,7 +28,7 @@ def score(rollouts):
     return [float((rollout.token_ids % 2).mean()) for rollout in rollouts]
 """
 """The share of odd tokens: no two completions of random weights have the same."""
-FAULT = re.compile(r"error|exception|traceback|abort|terminate|fault", re.IGNORECASE)
+FAULT = re.compile(r"error|exception|traceback|abort|terminate|\bfault", re.IGNORECASE)
 """A line of stderr in which a user would see one."""
 NORM_LIMIT = {"cpu": 0.05, "cuda": 1.0}
 """Relative difference of the last gradients' norms of a run that was killed and of one that was not. Kernels of a GPU

@@ -110,6 +110,7 @@ class Nap:
             self._bench.attempt(f"{self._name}: awake", self._wake)
             self._bench.attempt(f"{self._name}: before = after", self._compare)
             self._bench.attempt(f"{self._name}: sampler = learner", self._learn)
+            self._engine.close()  # vLLM sleeps: its own end would write lines of errors
 
     def _start(self, name: str) -> Row:
         """Start vLLM, which sleeps at once, and look at the memory before the learner is built."""

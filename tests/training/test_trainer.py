@@ -21,7 +21,7 @@ from mmrl.config.plugin_specs import RewardSpec
 from mmrl.data.prompts import Part, PromptOrder, PromptSource
 from mmrl.engine.admissions import OneByOneSampler
 from mmrl.engine_api import SamplingRequest, UpdateResult
-from mmrl.errors import ConfigError, DataError, NumericsError, PluginError, ResourceError
+from mmrl.errors import ConfigError, DataError, DeviceBusyError, NumericsError, PluginError, ResourceError
 from mmrl.interfaces import Aggregation, Algorithm, Needs, Refill
 from mmrl.ops.alarms import Looked
 from mmrl.rollout.collector import Collector
@@ -669,6 +669,18 @@ def test_a_step_is_logged_although_its_checkpoint_fails(run):
         done.fit()
     assert sorted(done.recorder.logged) == [0, 1, 2, 3] and "loss/policy" in done.recorder.logged[3]
     assert [(e["kind"], e["step"]) for e in done.recorder.events] == [("checkpoint_failed", i) for i in range(4)]
+
+
+def test_a_device_that_is_lost_while_a_checkpoint_is_written_ends_the_run(run):
+    stopped = run(trainer={"save_every": 1})
+
+    def fail(*arguments: Any) -> None:
+        raise DeviceBusyError("the GPU cannot be used")
+
+    stopped.recorder.save = fail  # type: ignore[method-assign]
+    with pytest.raises(DeviceBusyError):
+        stopped.fit()
+    assert stopped.recorder.events == []
 
 
 def test_an_optimizer_step_that_comes_to_nothing_is_told_with_what_it_was_made_of(run, monkeypatch):

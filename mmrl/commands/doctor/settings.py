@@ -24,7 +24,7 @@ def setting_findings(environ: Mapping[str, str], cluster: ClusterConfig, *, has_
     shown = [f"{name}={'(set)' if names_a_secret(name) else value}" for name, value in sorted(listed.items())]
     yield Finding("settings", "environment", "ok", ", ".join(shown) or "nothing set")
     try:
-        check_interfaces(environ, interfaces())
+        check_interfaces(environ, interfaces(), "cuda" if has_gpu else "cpu")
     except ResourceError as error:
         yield Finding("settings", "network interface", "bad", f"{error.what}; there are {error.possible}", error.remedy)
     for name, remedy in _remedies(environ, cluster, has_gpu):

@@ -73,11 +73,15 @@ class Trial:
         chain: list[tuple[str, Callable[[], None]]] = [("engines", self._start), ("sleep and wake", self._check_sleep)]
         chain += [(f"step {step}", partial(self._step, step)) for step in range(1, STEPS + 1)]
         chain += [("after the updates", self._finish), ("speed", self._report_speed)]
-        for done, (name, stage) in enumerate(chain, 1):
-            if not self._attempt(name, stage):
-                if left := ", ".join(name for name, _ in chain[done:]):
-                    self._row("engine", "not run", "warn", left)
-                return
+        try:
+            for done, (name, stage) in enumerate(chain, 1):
+                if not self._attempt(name, stage):
+                    if left := ", ".join(name for name, _ in chain[done:]):
+                        self._row("engine", "not run", "warn", left)
+                    return
+        finally:
+            if self._is_last and hasattr(self, "_run"):
+                self._run.engine.close()
 
     def _attempt(self, name: str, stage: Callable[[], None]) -> bool:
         try:
@@ -148,8 +152,6 @@ class Trial:
         good = self._versions == list(range(STEPS + 1))
         found = f"sampled with versions {self._versions} of the weights"
         self._row("numbers", "weight sync", "ok" if good else "bad", found, "" if good else WRONG)
-        if self._is_last:
-            self._run.engine.close()
 
     def _sample_with_newest_weights(self, seed: int) -> list[Rollout]:
         begin = time.perf_counter()

@@ -48,7 +48,7 @@ def test_a_variable_is_warned_of_where_it_matters(environ, has_gpu, cluster, war
 
 
 def test_an_interface_that_does_not_exist_is_bad():
-    listed, wrong = rows({"NCCL_SOCKET_IFNAME": "nowhere0"})
+    listed, wrong = rows({"NCCL_SOCKET_IFNAME": "nowhere0"}, has_gpu=True)
     assert "nowhere0" in listed.found and (wrong.check, wrong.status) == ("network interface", "bad")
     assert "nowhere0; there are " in wrong.found and "lo" in wrong.found and "NCCL_SOCKET_IFNAME" in wrong.remedy
     assert len(rows({"NCCL_SOCKET_IFNAME": "=lo", "GLOO_SOCKET_IFNAME": "lo"})) == 1
