@@ -89,7 +89,11 @@ def judged(bench: Bench, name: str, base: Any, young: Any, kept: float) -> Row:
         f"sampler and learner {young.abs_mean:.1e} nats apart on average, {base.abs_mean:.1e} before it; "
         f"{kept:.0%} of the adapter is left by rounding"
     )
-    good = young.verdict(LIMITS["bfloat16"]) == "ok" and young.abs_mean <= WIDER * max(base.abs_mean, LEAST_NOISE) and 0 < kept < 2
+    good = (
+        young.verdict(LIMITS["bfloat16"]) == "ok"
+        and young.abs_mean <= WIDER * max(base.abs_mean, LEAST_NOISE)
+        and 0 < kept < 2
+    )
     return bench.row(name, value, good=good, why=f"limits: {WIDER:g} times the gap before it, more than none left")
 
 
