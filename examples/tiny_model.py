@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mmrl.engine.family import FAMILIES
-from mmrl.engine.tiny_model import SIZES, write_model
+from mmrl.engine.aids.tiny_model import SIZES, write_model
+from mmrl.engine.network.family import FAMILIES
 
 
 def main() -> None:

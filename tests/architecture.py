@@ -50,7 +50,7 @@ MODEL = """
 import sys
 from PIL import Image
 from pathlib import Path
-from mmrl.engine.tiny_model import write_model
+from mmrl.engine.aids.tiny_model import write_model
 
 write_model(Path("model"), "qwen2_5_vl")
 Image.effect_noise((56, 56), 99).save("quokka.png")

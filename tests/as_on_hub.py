@@ -9,8 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mmrl.engine.tiny_model import TILE_TOKENS, turn_experts, write_tokenizer
-from mmrl.engine.tiny_templates import chat_template
+from mmrl.engine.aids.tiny_model import TILE_TOKENS, turn_experts, write_tokenizer
+from mmrl.engine.aids.tiny_templates import chat_template
 
 TEXT: dict[str, dict[str, Any]] = {
     "internvl": {"model_type": "qwen3"},  # the other language model that it may have

@@ -54,10 +54,10 @@ if TYPE_CHECKING:
     import torch
 
     from mmrl.data.images import MediaStore
-    from mmrl.engine.encoding import Encoder
-    from mmrl.engine.family import Family
-    from mmrl.engine.folder import ModelFolder
+    from mmrl.engine.network.family import Family
+    from mmrl.engine.network.folder import ModelFolder
     from mmrl.engine.rank import RankEngine
+    from mmrl.engine.text.encoding import Encoder
 
 TEMPERATURE = 0.8
 BANNED_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
@@ -142,7 +142,7 @@ def models(pytestconfig: pytest.Config) -> Callable[..., Path]:
 
     It is written when it is first asked for, once for all workers and later runs, until what writes it changes.
     """
-    from mmrl.engine import tiny_model, tiny_templates
+    from mmrl.engine.aids import tiny_model, tiny_templates
 
     sources = [Path(__file__).with_name("as_on_hub.py"), Path(tiny_model.__file__), Path(tiny_templates.__file__)]
     age = runpy.run_path(str(sources[0]))["age"]
@@ -281,8 +281,8 @@ def bench(
     @cache
     def build(family: str, as_on_hub: bool = False) -> Bench:
         from mmrl.data.images import MediaStore
-        from mmrl.engine.encoding import Encoder
-        from mmrl.engine.folder import ModelFolder
+        from mmrl.engine.network.folder import ModelFolder
+        from mmrl.engine.text.encoding import Encoder
 
         folder = ModelFolder.open(str(models(family, as_on_hub)))
         media = MediaStore(tmp_path_factory.mktemp("media"), folder.image_sizes(3136, 50176))

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mmrl.engine.family import FAMILIES, Family
-from mmrl.engine.features import FEATURES, PAGE, Feature
+from mmrl.engine.network.family import FAMILIES, Family
+from mmrl.engine.network.features import FEATURES, PAGE, Feature
 from tests.proofs import Results, proving_tests, stored_results
 
 WRITTEN = Path(__file__).parents[1] / PAGE
@@ -33,7 +33,7 @@ STATEMENTS: Mapping[Feature, str] = {
 HEAD = """\
 # Model families
 
-`python -m tests.family_table` writes this page from the records in [family.py](family.py) and from
+`python -m tests.family_table` writes this page from the records in [family.py](network/family.py) and from
 [the outcomes of the tests](../../tests/families.json). [The tests' page](../../tests/README.md#families) says how the
 outcomes are renewed. All tests ran on a CPU, in float32, with tiny random models; nothing has run on a GPU.
 

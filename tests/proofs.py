@@ -14,8 +14,8 @@ from typing import Any, cast
 
 import pytest
 
-from mmrl.engine.family import FAMILIES
-from mmrl.engine.features import FEATURES, Feature
+from mmrl.engine.network.family import FAMILIES
+from mmrl.engine.network.features import FEATURES, Feature
 
 TESTS = Path(__file__).parent
 RESULTS = TESTS / "families.json"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.engine.admissions import SteppingSampler, continued
+from mmrl.engine.sampler.admissions import SteppingSampler, continued
 from mmrl.engine_api import SamplingRequest
 from mmrl.types import Rollout, RolloutGroup, Segment
 

@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors import safe_open
 
 from mmrl.commands.cli import main
-from mmrl.engine.family import FAMILIES
+from mmrl.engine.network.family import FAMILIES
 from mmrl.rollout.records import read_rollouts, read_step, recorded_steps
 from mmrl.types import ImageRef
 from tests.as_on_hub import NEW

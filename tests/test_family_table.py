@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from mmrl.engine.family import FAMILIES, Family
-from mmrl.engine.features import FEATURES, Limit
+from mmrl.engine.network.family import FAMILIES, Family
+from mmrl.engine.network.features import FEATURES, Limit
 from tests import proofs
 from tests.family_table import STATEMENTS, WRITTEN, cell, page
 from tests.proofs import REPRESENTATIVES, families, merged, proving_tests, stored_results

@@ -54,8 +54,8 @@ def check_near(found: Sequence[Any], expected: Sequence[Any], limits: dict[str, 
 @pytest.fixture(scope="module")
 def setting(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     """The published model."""
-    from mmrl.engine.encoding import Encoder
-    from mmrl.engine.folder import ModelFolder
+    from mmrl.engine.network.folder import ModelFolder
+    from mmrl.engine.text.encoding import Encoder
 
     folder = ModelFolder.open(str(published))
     media = MediaStore(tmp_path_factory.mktemp("media"), folder.image_sizes(3136, 50176))

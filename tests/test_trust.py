@@ -28,7 +28,7 @@ import yaml
 
 from mmrl.cluster.process import host_meeting
 from mmrl.data.templates import MAX_CHARACTERS, PromptTemplate
-from mmrl.engine.folder import ModelFolder
+from mmrl.engine.network.folder import ModelFolder
 from mmrl.errors import ConfigError, DataError
 from mmrl.system.console import Console, visible
 from mmrl.system.redaction import Redactor, remember_secrets
@@ -85,9 +85,9 @@ def hostile(models: Callable[[str], Path], tmp_path: Path) -> tuple[Path, Path]:
 
 LOAD = """
 import sys
-from mmrl.engine.folder import ModelFolder
-from mmrl.engine.hf_sampler import HFSampler
-from mmrl.engine.policy import load_policy
+from mmrl.engine.network.folder import ModelFolder
+from mmrl.engine.sampler.hf_sampler import HFSampler
+from mmrl.engine.network.policy import load_policy
 folder = ModelFolder.open(sys.argv[1], trust_remote_code=sys.argv[2] == "True").fetched()
 for with_weights in (True, False):
     load_policy(folder, "cpu", "float32", freeze=(), temperature=1.0, with_weights=with_weights)
@@ -160,7 +160,7 @@ def test_a_chat_template_that_fails_is_a_row_error_and_one_that_never_ends_the_m
     models: Callable[[str], Path], tmp_path: Path
 ) -> None:
     from mmrl.data.images import ImageGrid, MediaStore
-    from mmrl.engine.encoding import Encoder
+    from mmrl.engine.text.encoding import Encoder
     from mmrl.types import Message, Prompt
 
     folder = shutil.copytree(models("qwen2"), tmp_path / "model")

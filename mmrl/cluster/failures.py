@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from mmrl.engine.start_errors import tells_of_a_lost_rank
+from mmrl.engine.machine.start_errors import tells_of_a_lost_rank
 from mmrl.errors import DeviceMemoryError, MMRLError, RankLostError
 
 LOOK = (

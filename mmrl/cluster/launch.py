@@ -16,10 +16,10 @@ from mmrl.cluster.nodes import PACKAGES, fingerprints, installed_versions, probe
 from mmrl.cluster.ranks import RankLocation
 from mmrl.config.sections import Config
 from mmrl.engine import device
-from mmrl.engine.collation import shares_prefix
-from mmrl.engine.counting import UnitCost
-from mmrl.engine.folder import ModelFolder
-from mmrl.engine.host_memory import HostMemory, check_hosts
+from mmrl.engine.learner.collation import shares_prefix
+from mmrl.engine.learner.counting import UnitCost
+from mmrl.engine.machine.host_memory import HostMemory, check_hosts
+from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import Engine
 from mmrl.errors import PluginError, ResourceError, plural

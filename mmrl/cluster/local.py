@@ -10,8 +10,8 @@ from typing import Any
 
 from mmrl.cluster.process import host_meeting, prepare_process
 from mmrl.engine import device
-from mmrl.engine.interfaces import tell_interface
-from mmrl.engine.preconditions import check_process
+from mmrl.engine.machine.interfaces import tell_interface
+from mmrl.engine.machine.preconditions import check_process
 from mmrl.engine.rank import RankEngine
 from mmrl.engine.spec import EngineSpec
 

@@ -20,8 +20,8 @@ from mmrl.config.load import from_mapping
 from mmrl.config.plugin_specs import Kind
 from mmrl.data.images import MediaStore
 from mmrl.engine import device
-from mmrl.engine.interfaces import tell_interface
-from mmrl.engine.preconditions import check_process
+from mmrl.engine.machine.interfaces import tell_interface
+from mmrl.engine.machine.preconditions import check_process
 from mmrl.engine_api import Learner, Polled, Sampler, SamplingRequest, UpdateResult
 from mmrl.errors import DeviceBusyError, DeviceMemoryError, MMRLError, NumericsError, PluginError, ResourceError
 from mmrl.plugin_host import registry
@@ -108,13 +108,13 @@ class RankWorker:
 
     def fetch_model(self, name: str, commit: str, trust_remote_code: bool) -> str:
         """The folder on this node of a hub's model."""
-        from mmrl.engine.folder import ModelFolder
+        from mmrl.engine.network.folder import ModelFolder
 
         return ModelFolder.open(name, commit, trust_remote_code=trust_remote_code).fetched().path
 
     def start(self, job: RankJob) -> Mapping[str, Any]:
         """Build the engine, together with the other ranks; returns its description."""
-        from mmrl.engine.folder import ModelFolder
+        from mmrl.engine.network.folder import ModelFolder
         from mmrl.engine.rank import RankEngine
         from mmrl.engine.spec import EngineSpec
 

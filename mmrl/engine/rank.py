@@ -13,28 +13,28 @@ import torch
 
 from mmrl.config.sections import LoraConfig
 from mmrl.engine import device
-from mmrl.engine.adapters import is_adapter
-from mmrl.engine.collation import Collator, shares_prefix
-from mmrl.engine.folder import ModelFolder
-from mmrl.engine.full_device import OWNERS, memory_of
-from mmrl.engine.hf_sampler import HFSampler
-from mmrl.engine.learner import DeepSpeedLearner
-from mmrl.engine.learner_settings import check_overlap, learner_config
-from mmrl.engine.meeting import join_group
-from mmrl.engine.merged_linear import Kept
-from mmrl.engine.peak import peak
-from mmrl.engine.placement import Reference, place
-from mmrl.engine.plain_model import WidePass
-from mmrl.engine.policy import Policy, load_policy
+from mmrl.engine.learner.collation import Collator, shares_prefix
+from mmrl.engine.learner.learner import DeepSpeedLearner
+from mmrl.engine.learner.learner_settings import check_overlap, learner_config
+from mmrl.engine.machine.full_device import OWNERS, memory_of
+from mmrl.engine.machine.meeting import join_group
+from mmrl.engine.machine.peak import peak
+from mmrl.engine.machine.start_errors import start_errors
+from mmrl.engine.machine.tracing import Tracer
+from mmrl.engine.network.adapters import is_adapter
+from mmrl.engine.network.folder import ModelFolder
+from mmrl.engine.network.merged_linear import Kept
+from mmrl.engine.network.placement import Reference, place
+from mmrl.engine.network.plain_model import WidePass
+from mmrl.engine.network.policy import Policy, load_policy
+from mmrl.engine.network.shape import model_shape
+from mmrl.engine.network.vision import ImageInputs
+from mmrl.engine.network.weights import Failures
 from mmrl.engine.refusals import device_refusal
-from mmrl.engine.sampler_memory import num_sequences
-from mmrl.engine.shape import model_shape
+from mmrl.engine.sampler.hf_sampler import HFSampler
+from mmrl.engine.sampler.sampler_memory import num_sequences
+from mmrl.engine.sampler.vllm_sampler import VLLMSampler, engine_arguments
 from mmrl.engine.spec import EngineSpec
-from mmrl.engine.start_errors import start_errors
-from mmrl.engine.tracing import Tracer
-from mmrl.engine.vision import ImageInputs
-from mmrl.engine.vllm_sampler import VLLMSampler, engine_arguments
-from mmrl.engine.weights import Failures
 from mmrl.engine_api import Learner, Sampler
 from mmrl.errors import ConfigError, MMRLError
 from mmrl.interfaces import Algorithm

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from mmrl.config.sections import Config
 from mmrl.engine.device import DeviceKind, precision
-from mmrl.engine.experts import experts_refusal
-from mmrl.engine.features import asked_features
-from mmrl.engine.folder import ModelFolder
+from mmrl.engine.network.experts import experts_refusal
+from mmrl.engine.network.features import asked_features
+from mmrl.engine.network.folder import ModelFolder
 from mmrl.errors import ConfigError
 
 

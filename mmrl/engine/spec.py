@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mmrl.config.sections import Config
 from mmrl.data.images import MediaStore
-from mmrl.engine.folder import ModelFolder
+from mmrl.engine.network.folder import ModelFolder
 from mmrl.interfaces import Algorithm
 
 

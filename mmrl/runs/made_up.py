@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mmrl.engine.thoughts import closing
+from mmrl.engine.text.thoughts import closing
 from mmrl.types import EncodedPrompt, FinishReason, IntArray, Rollout, RolloutGroup, Segment
 
 

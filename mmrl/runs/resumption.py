@@ -16,7 +16,7 @@ from mmrl.runs.setup import RunSetup
 from mmrl.system.redaction import Redactor
 
 if TYPE_CHECKING:
-    from mmrl.engine.folder import ModelFolder
+    from mmrl.engine.network.folder import ModelFolder
 
 MODEL, DATA = "model", "data.train"
 """Names of the fingerprints."""

@@ -26,9 +26,9 @@ from mmrl.types import ENVIRONMENT, Prompt
 
 if TYPE_CHECKING:
     from mmrl.engine.device import DeviceKind
-    from mmrl.engine.encoding import Encoder
-    from mmrl.engine.folder import ModelFolder
+    from mmrl.engine.network.folder import ModelFolder
     from mmrl.engine.spec import EngineSpec
+    from mmrl.engine.text.encoding import Encoder
     from mmrl.ops.cost import MixtureShape
 
 LORA_RATE = 1e-5
@@ -67,7 +67,7 @@ class RunSetup:
         """The algorithm, its needs checked against the config."""
         self._check_learner()
         if self.config.sampler.name == "vllm":
-            from mmrl.engine.vllm_arguments import check_engine_keys
+            from mmrl.engine.sampler.vllm_arguments import check_engine_keys
 
             check_engine_keys(self.config.sampler.engine)
         algorithm = registry.create("algorithm", self.config.algorithm)
@@ -115,7 +115,7 @@ class RunSetup:
     def model_warnings(self) -> list[str]:
         """Warnings about settings of the config that the model cannot follow."""
         from mmrl.engine.device import detect, lacks_state_kernels, overruled
-        from mmrl.engine.shape import model_shape
+        from mmrl.engine.network.shape import model_shape
 
         family, warnings = self.folder.family, list[str]()
         if self.config.learner.share_prefix == "auto" and not family.shares_prefix:
@@ -146,8 +146,8 @@ class RunSetup:
 
     @cached_property
     def folder(self) -> ModelFolder:
-        from mmrl.engine.features import asked_features
-        from mmrl.engine.folder import ModelFolder
+        from mmrl.engine.network.features import asked_features
+        from mmrl.engine.network.folder import ModelFolder
 
         model = self.config.model
         folder = ModelFolder.open(
@@ -175,7 +175,7 @@ class RunSetup:
 
     @cached_property
     def encoder(self) -> Encoder:
-        from mmrl.engine.encoding import Encoder
+        from mmrl.engine.text.encoding import Encoder
 
         if (spec := self.config.environment) is None or self.environment is None:
             return Encoder(self.folder, self.media)
@@ -313,7 +313,7 @@ class RunSetup:
         Raises:
             ConfigError: The model cannot be trained, or ``model.lora.targets`` names modules that it lacks.
         """
-        from mmrl.engine.sizes import part_sizes
+        from mmrl.engine.network.sizes import part_sizes
 
         self._check_trainable()
         model = self.config.model
@@ -477,7 +477,12 @@ class RunSetup:
         return found, loader
 
     def _check_learner(self) -> None:
-        from mmrl.engine.learner_settings import LEARNER_KEYS, LEARNER_SECTIONS, OWNED_LEARNER_KEYS, ZERO_NUMBERS
+        from mmrl.engine.learner.learner_settings import (
+            LEARNER_KEYS,
+            LEARNER_SECTIONS,
+            OWNED_LEARNER_KEYS,
+            ZERO_NUMBERS,
+        )
 
         settings = self.config.learner.deepspeed
         if "tensor_parallel" in settings:
@@ -518,7 +523,7 @@ class RunSetup:
 
     def _check_sampler(self, folder: ModelFolder) -> None:
         """See that vLLM can divide the model's layers among the ranks that sample together."""
-        from mmrl.engine.shape import model_shape
+        from mmrl.engine.network.shape import model_shape
 
         config = self.config
         size, ranks = config.sampler.tensor_parallel_size, config.cluster.ranks
@@ -563,7 +568,7 @@ class RunSetup:
     def _check_quantization(self) -> None:
         self._check_trainable()
         if self.config.model.quantize is not None:
-            from mmrl.engine.quantization import check_installed
+            from mmrl.engine.network.quantization import check_installed
 
             check_installed()
 

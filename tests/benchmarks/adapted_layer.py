@@ -15,7 +15,7 @@ from typing import Any
 import peft
 import torch
 
-from mmrl.engine.merged_linear import MergedLinear
+from mmrl.engine.network.merged_linear import MergedLinear
 
 SHAPES = ((2048, 2048), (2048, 256), (2048, 11008), (11008, 2048))
 """(in, out) of the layers for queries, keys, what the MLP opens and what it closes."""

@@ -371,9 +371,9 @@ def run(ranks: ShippedRanks, prompts: int, steps: int, folder: Path) -> None:
     from mmrl.config.load import from_mapping
     from mmrl.data.images import ImageGrid, MediaStore
     from mmrl.data.prompts import Part, PromptSource
-    from mmrl.engine.counting import UnitCost
-    from mmrl.engine.family import FAMILIES
-    from mmrl.engine.image_form import OneGrid
+    from mmrl.engine.learner.counting import UnitCost
+    from mmrl.engine.network.family import FAMILIES
+    from mmrl.engine.network.image_form import OneGrid
     from mmrl.plugin_host import registry
     from mmrl.rollout.collector import Collector
     from mmrl.rollout.rewards.scorer import Scorer

@@ -209,8 +209,8 @@ def train(folder: Path, num_steps: int, num_prompts: int) -> list[Look]:
     from mmrl.cluster.group import RankGroup
     from mmrl.cluster.jobs import RankJob
     from mmrl.commands.cli import main as command
-    from mmrl.engine.counting import UnitCost
-    from mmrl.engine.tiny_model import write_model
+    from mmrl.engine.aids.tiny_model import write_model
+    from mmrl.engine.learner.counting import UnitCost
 
     model = folder / "model"
     if not model.exists():

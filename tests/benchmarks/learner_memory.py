@@ -41,9 +41,9 @@ def measure(folder: str, settings: dict[str, Any]) -> None:
     from mmrl.config.load import from_mapping
     from mmrl.data.images import ImageGrid, MediaStore
     from mmrl.engine.device import used_memory_bytes
-    from mmrl.engine.encoding import Encoder
-    from mmrl.engine.folder import ModelFolder
+    from mmrl.engine.network.folder import ModelFolder
     from mmrl.engine.spec import EngineSpec
+    from mmrl.engine.text.encoding import Encoder
     from mmrl.interfaces import Aggregation
     from mmrl.ops.objective import training_rows
     from mmrl.types import Message, Prompt, Sample, Segment
@@ -86,7 +86,7 @@ def measure(folder: str, settings: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    from mmrl.engine.tiny_model import SIZES, Size, write_model
+    from mmrl.engine.aids.tiny_model import SIZES, Size, write_model
 
     SIZES["wide"] = Size(1024, 2816, 6, 16, 64)
     with tempfile.TemporaryDirectory() as temporary:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mmrl.engine.admissions import OneByOneSampler
+from mmrl.engine.sampler.admissions import OneByOneSampler
 from mmrl.engine_api import SamplingRequest
 from mmrl.types import RolloutGroup
 

@@ -90,7 +90,7 @@ def write(path: Path, num_rows: int) -> None:
 
 def measure(folder: Path, num_rows: int, scan_rows: int) -> Measured:
     """Train two steps of eight prompts on FOLDER/rows.parquet."""
-    from mmrl.engine.tiny_model import write_model
+    from mmrl.engine.aids.tiny_model import write_model
 
     model = folder / "model"
     if not model.exists():

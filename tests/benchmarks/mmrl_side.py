@@ -17,7 +17,7 @@ def time_engine(watch: Stopwatch) -> None:
     """Clocks around the parts of an update."""
     import deepspeed
 
-    from mmrl.engine.collation import Collator
+    from mmrl.engine.learner.collation import Collator
 
     for method, name in (("forward", "forward"), ("backward", "backward"), ("step", "optimizer")):
         watch.time(deepspeed.DeepSpeedEngine, method, name)
@@ -29,7 +29,7 @@ def time_run(watch: Stopwatch) -> None:
     import transformers
 
     from mmrl.data.images import MediaStore
-    from mmrl.engine.encoding import Encoder
+    from mmrl.engine.text.encoding import Encoder
     from mmrl.runs.recorder import RunRecorder
     from mmrl.system.clock import Clock
 
@@ -53,7 +53,7 @@ def run(job: dict[str, Any], watch: Stopwatch, report: Report) -> None:
     """Train; a line after each step."""
     from mmrl.commands.train import train
     from mmrl.config.load import load_config
-    from mmrl.engine.learner import DeepSpeedLearner
+    from mmrl.engine.learner.learner import DeepSpeedLearner
     from mmrl.plugin_host import registry
     from mmrl.training.trainer import Trainer
     from mmrl.training.updater import Updater

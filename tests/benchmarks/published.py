@@ -173,9 +173,9 @@ def _write_weights(folder: Path, dtype: str, deviation: float, seed: int) -> Non
     import torch
     from safetensors.torch import save_file
 
-    from mmrl.engine.folder import INDEX, ModelFolder
-    from mmrl.engine.sizes import meta_model
-    from mmrl.engine.weights import shards
+    from mmrl.engine.network.folder import INDEX, ModelFolder
+    from mmrl.engine.network.sizes import meta_model
+    from mmrl.engine.network.weights import shards
 
     element = getattr(torch, dtype)
     weights = dict(meta_model(ModelFolder.open(str(folder), with_weights=False)).named_parameters())
@@ -206,7 +206,7 @@ def _write_tokenizer(folder: Path, *, vision: bool) -> None:
     """Byte-level BPE of two, three and four letters, with Qwen's special tokens at their published ids."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    from mmrl.engine.tiny_model import SPECIAL_TOKENS, save_tokenizer
+    from mmrl.engine.aids.tiny_model import SPECIAL_TOKENS, save_tokenizer
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate(alphabet)}

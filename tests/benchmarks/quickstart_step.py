@@ -23,8 +23,8 @@ def watch_all(watch: Stopwatch) -> None:
     """Note the engine's parts (``ENGINE``), and what the driver does besides."""
     import deepspeed
 
-    from mmrl.engine.vision import ImageInputs
-    from mmrl.engine.vllm_sampler import VLLMSampler
+    from mmrl.engine.network.vision import ImageInputs
+    from mmrl.engine.sampler.vllm_sampler import VLLMSampler
     from mmrl.rollout.prefetch import PromptPrefetcher
     from mmrl.runs.recorder import RunRecorder
 

@@ -37,7 +37,7 @@ def write_model(folder: Path, layers: int) -> int:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from mmrl.engine.tiny_model import write_tokenizer
+    from mmrl.engine.aids.tiny_model import write_tokenizer
 
     tokenizer = write_tokenizer(folder, vision=False)
     torch.manual_seed(0)
@@ -56,7 +56,7 @@ def one_rank(model: Path, saved: Path, rounds: int) -> None:
 
     from mmrl.config.load import from_mapping
     from mmrl.data.images import ImageGrid, MediaStore
-    from mmrl.engine.folder import ModelFolder
+    from mmrl.engine.network.folder import ModelFolder
     from mmrl.engine.rank import RankEngine
     from mmrl.engine.spec import EngineSpec
     from mmrl_algorithms.grpo import GRPO

@@ -162,7 +162,7 @@ def main() -> None:
     import transformers
 
     import datasets
-    from mmrl.engine.family import VISION_TOKENS
+    from mmrl.engine.network.family import VISION_TOKENS
 
     if job["completions_only"]:  # as on a GPU; elsewhere TRL scores every position
         peer("trl.trainer.utils")._use_triton = lambda device: True

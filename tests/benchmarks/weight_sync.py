@@ -35,7 +35,7 @@ def receive(policy: Any, bucket_bytes: int) -> dict[str, float]:
     import torch
     from stopwatch import peak_memory
 
-    from mmrl.engine import policy as engine
+    from mmrl.engine.network import policy as engine
 
     engine.GATHERED_BYTES = bucket_bytes
     largest = max(parameter.ds_numel for parameter in policy.parameters())
@@ -55,10 +55,10 @@ def one_rank(folder: str, mib: Sequence[int], rounds: int) -> None:
     os.environ |= {"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     import torch
 
-    from mmrl.engine.folder import ModelFolder
-    from mmrl.engine.learner_settings import learner_config
-    from mmrl.engine.placement import place
-    from mmrl.engine.policy import load_policy
+    from mmrl.engine.learner.learner_settings import learner_config
+    from mmrl.engine.network.folder import ModelFolder
+    from mmrl.engine.network.placement import place
+    from mmrl.engine.network.policy import load_policy
 
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()

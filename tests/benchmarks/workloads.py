@@ -130,7 +130,7 @@ def write_model(folder: Path, family: str, lengths: Lengths, *, tiny: bool = Fal
     import torch
     import transformers
 
-    from mmrl.engine.tiny_model import ROPE, VISION_TOKENS
+    from mmrl.engine.aids.tiny_model import ROPE, VISION_TOKENS
 
     tokenizer = _write_tokenizer(folder, vision=family == "qwen2_5_vl")
     end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
@@ -215,7 +215,7 @@ def _write_tokenizer(folder: Path, *, vision: bool) -> Any:
     """A byte-level BPE tokenizer of 32,000 tokens, learned from words of random syllables, in Qwen's chat format."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    from mmrl.engine.tiny_model import SPECIAL_TOKENS, save_tokenizer
+    from mmrl.engine.aids.tiny_model import SPECIAL_TOKENS, save_tokenizer
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -23,7 +23,7 @@ from mmrl.cluster.group import RankGroup
 from mmrl.cluster.launch import start_engine
 from mmrl.config.load import from_mapping
 from mmrl.data.images import ImageGrid, MediaStore
-from mmrl.engine.folder import ModelFolder
+from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import SamplingRequest
 from mmrl.errors import RankLostError

@@ -31,7 +31,7 @@ from mmrl.cluster.process import forget_shared_memory, forget_stale_builds
 from mmrl.cluster.ranks import RankLocation
 from mmrl.cluster.worker import RankWorker
 from mmrl.data.images import ImageGrid, MediaStore
-from mmrl.engine.full_device import out_of_memory
+from mmrl.engine.machine.full_device import out_of_memory
 from mmrl.engine_api import Finished, Polled, SamplingRequest, UpdateResult
 from mmrl.errors import DataError, DeviceMemoryError, NumericsError, PluginError, RankLostError, ResourceError
 from mmrl.system.signals import Interruption, Stopped

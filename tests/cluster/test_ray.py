@@ -55,7 +55,7 @@ class Faulty(GRPO):
         if self.here == "start":
             raise ValueError("broken at the start")
         if self.here == "generation":
-            from mmrl.engine.vllm_sampler import VLLMSampler
+            from mmrl.engine.sampler.vllm_sampler import VLLMSampler
 
             group, groups = VLLMSampler._group, []
 

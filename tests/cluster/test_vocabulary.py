@@ -17,7 +17,7 @@ import yaml
 
 from mmrl.cluster.launch import start_engine
 from mmrl.engine.device import LOGITS_CHUNK_BYTES
-from mmrl.engine.folder import ModelFolder
+from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.spec import EngineSpec
 from mmrl.interfaces import Aggregation
 from mmrl.ops.objective import training_rows

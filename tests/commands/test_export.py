@@ -21,7 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mmrl.commands.cli import main
-from mmrl.engine.family import FAMILIES
+from mmrl.engine.network.family import FAMILIES
 from mmrl.interfaces import Aggregation
 from mmrl.ops.objective import training_rows
 from mmrl.runs.checkpoints import Checkpoints, write_json
@@ -323,7 +323,7 @@ KILLS = """
 import itertools, os, signal, sys
 from pathlib import Path
 
-import mmrl.engine.exporting, mmrl.commands.export.model_folder
+import mmrl.engine.aids.exporting, mmrl.commands.export.model_folder
 from mmrl.system import failpoints
 from mmrl.commands.cli import main
 

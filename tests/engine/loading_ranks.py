@@ -30,11 +30,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mmrl.cluster.process import forget_stale_builds
 from mmrl.config.load import from_mapping
 from mmrl.data.images import ImageGrid, MediaStore
-from mmrl.engine import policy as policies
-from mmrl.engine.folder import ModelFolder
-from mmrl.engine.learner_settings import learner_config
-from mmrl.engine.placement import place
-from mmrl.engine.policy import Policy, load_policy
+from mmrl.engine.learner.learner_settings import learner_config
+from mmrl.engine.network import policy as policies
+from mmrl.engine.network.folder import ModelFolder
+from mmrl.engine.network.placement import place
+from mmrl.engine.network.policy import Policy, load_policy
 from mmrl.engine.rank import RankEngine
 from mmrl.engine.spec import EngineSpec
 from mmrl.errors import MMRLError

@@ -29,10 +29,10 @@ from safetensors.torch import save_file
 from mmrl.cluster.process import forget_stale_builds
 from mmrl.config.load import from_mapping
 from mmrl.data.images import MediaStore
-from mmrl.engine.encoding import Encoder
-from mmrl.engine.folder import ModelFolder
+from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.rank import RankEngine
 from mmrl.engine.spec import EngineSpec
+from mmrl.engine.text.encoding import Encoder
 from mmrl.interfaces import Aggregation
 from mmrl.ops.objective import training_rows
 from mmrl.types import EncodedPrompt, Message, Prompt, RawImage, Sample, Segment

@@ -16,14 +16,15 @@ import torch
 from safetensors.torch import load_file
 
 from mmrl.config.sections import LoraConfig
-from mmrl.engine import adapters, device, merged_linear
-from mmrl.engine import policy as policies
-from mmrl.engine.exporting import write_merged
-from mmrl.engine.family import FAMILIES
-from mmrl.engine.folder import ModelFolder
-from mmrl.engine.policy import load_policy
-from mmrl.engine.sizes import part_sizes
-from mmrl.engine.weights import Failures, save_adapter
+from mmrl.engine import device
+from mmrl.engine.aids.exporting import write_merged
+from mmrl.engine.network import adapters, merged_linear
+from mmrl.engine.network import policy as policies
+from mmrl.engine.network.family import FAMILIES
+from mmrl.engine.network.folder import ModelFolder
+from mmrl.engine.network.policy import load_policy
+from mmrl.engine.network.sizes import part_sizes
+from mmrl.engine.network.weights import Failures, save_adapter
 from mmrl.engine_api import SamplingRequest
 from mmrl.errors import ConfigError
 from mmrl.interfaces import Aggregation

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mmrl.engine.admissions import Admissions
+from mmrl.engine.sampler.admissions import Admissions
 from mmrl.engine_api import EAGER, Polled, SamplingRequest
 from mmrl.types import EncodedPrompt, Prompt, RolloutGroup, Segment
 from tests.scripted_sampler import ScriptedSampler

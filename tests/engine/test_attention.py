@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from mmrl.engine import device
-from mmrl.engine.attention import packed_sdpa, packed_varlen
-from mmrl.engine.collation import Collator
 from mmrl.engine.device import DeviceKind
-from mmrl.engine.family import FAMILIES
-from mmrl.engine.layout import PackedLayout
-from mmrl.engine.policy import load_policy
-from mmrl.engine.shape import model_shape
-from mmrl.engine.vision import ImageInputs
+from mmrl.engine.learner.collation import Collator
+from mmrl.engine.network.attention import packed_sdpa, packed_varlen
+from mmrl.engine.network.family import FAMILIES
+from mmrl.engine.network.layout import PackedLayout
+from mmrl.engine.network.policy import load_policy
+from mmrl.engine.network.shape import model_shape
+from mmrl.engine.network.vision import ImageInputs
 from mmrl.ops.packing import Span, Unit, offsets
 from tests.proofs import families
 
@@ -177,7 +177,7 @@ def test_float32_on_a_gpu_gets_as_many_heads_of_keys_and_values_as_of_queries(sp
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend_and_note)
     on_gpu = functools.partial(device.repeats_heads, "cuda:0", torch.float32)
-    monkeypatch.setattr("mmrl.engine.attention.repeats_heads", lambda *_: on_gpu())
+    monkeypatch.setattr("mmrl.engine.network.attention.repeats_heads", lambda *_: on_gpu())
     layout = PackedLayout(LAYOUTS[spans], "cpu", torch.float64)
     output, _ = packed_sdpa(torch.nn.Identity(), *qkv, None, layout=layout)
     assert heads == {(qkv[0].shape[1], qkv[0].shape[1], qkv[0].shape[1], False)}

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mmrl.engine import attention
-from mmrl.engine.attention_error import LIMITS, attention_error, tower_error
+from mmrl.engine.aids.attention_error import LIMITS, attention_error, tower_error
+from mmrl.engine.network import attention
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

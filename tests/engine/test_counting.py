@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from mmrl.engine.counting import UpdateMemory
-from mmrl.engine.packed_inputs import PackedInputs, UniqueImages
-from mmrl.engine.shape import model_shape
+from mmrl.engine.learner.counting import UpdateMemory
+from mmrl.engine.network.packed_inputs import PackedInputs, UniqueImages
+from mmrl.engine.network.shape import model_shape
 from mmrl.interfaces import Aggregation
 from mmrl.ops.cost import Training, Work
 from mmrl.ops.objective import training_rows

@@ -18,9 +18,9 @@ from mmrl.config.plugin_specs import EnvironmentSpec
 from mmrl.config.sections import Config, SamplerConfig
 from mmrl.engine import device
 from mmrl.engine.device import overruled
-from mmrl.engine.learner_settings import LEARNER_KEYS, check_overlap, compiles, learner_config, lossy_sum
-from mmrl.engine.vllm_arguments import OWNED_KEYS, check_engine_keys, written_arguments
-from mmrl.engine.vllm_sampler import engine_arguments
+from mmrl.engine.learner.learner_settings import LEARNER_KEYS, check_overlap, compiles, learner_config, lossy_sum
+from mmrl.engine.sampler.vllm_arguments import OWNED_KEYS, check_engine_keys, written_arguments
+from mmrl.engine.sampler.vllm_sampler import engine_arguments
 from mmrl.errors import ConfigError
 
 FULL = pytest.mark.full

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from mmrl.data.images import MediaStore
-from mmrl.engine.encoding import Encoder, unexpanded
-from mmrl.engine.family import FAMILIES
-from mmrl.engine.folder import ModelFolder
-from mmrl.engine.thoughts import continued
-from mmrl.engine.tiny_templates import chat_template
-from mmrl.engine.vocabulary import special_tokens
+from mmrl.engine.aids.tiny_templates import chat_template
+from mmrl.engine.network.family import FAMILIES
+from mmrl.engine.network.folder import ModelFolder
+from mmrl.engine.network.vocabulary import special_tokens
+from mmrl.engine.text.encoding import Encoder, unexpanded
+from mmrl.engine.text.thoughts import continued
 from mmrl.errors import DataError
 from mmrl.types import Message, Prompt
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from mmrl.cluster.shipping import PackedGroup, PackedSamples
-from mmrl.engine.collation import Collator
-from mmrl.engine.experts import grouped, imbalances, rerouted
-from mmrl.engine.family import FAMILIES
-from mmrl.engine.hf_sampler import HFSampler
-from mmrl.engine.policy import Policy, load_policy
-from mmrl.engine.vision import ImageInputs, idle_sample
+from mmrl.engine.learner.collation import Collator
+from mmrl.engine.network.experts import grouped, imbalances, rerouted
+from mmrl.engine.network.family import FAMILIES
+from mmrl.engine.network.policy import Policy, load_policy
+from mmrl.engine.network.vision import ImageInputs, idle_sample
+from mmrl.engine.sampler.hf_sampler import HFSampler
 from mmrl.engine_api import SamplingRequest
 from mmrl.types import RolloutGroup, Sample
 

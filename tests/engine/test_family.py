@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from mmrl.engine.family import FAMILIES, Family, family_of
-from mmrl.engine.features import PAGE, Limit, asked_features
-from mmrl.engine.policy import load_policy
-from mmrl.engine.vocabulary import Vocabulary
+from mmrl.engine.network.family import FAMILIES, Family, family_of
+from mmrl.engine.network.features import PAGE, Limit, asked_features
+from mmrl.engine.network.policy import load_policy
+from mmrl.engine.network.vocabulary import Vocabulary
 from mmrl.errors import ConfigError
 
 QWEN = [

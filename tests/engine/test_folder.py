@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from mmrl.engine.family import FAMILIES
-from mmrl.engine.folder import ModelFolder
-from mmrl.engine.policy import load_policy
+from mmrl.engine.network.family import FAMILIES
+from mmrl.engine.network.folder import ModelFolder
+from mmrl.engine.network.policy import load_policy
 from mmrl.errors import ConfigError, HubUnreachableError, ResourceError
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from mmrl.engine.hf_sampler import HFSampler
-from mmrl.engine.policy import load_policy
-from mmrl.engine.vision import ImageInputs
+from mmrl.engine.network.policy import load_policy
+from mmrl.engine.network.vision import ImageInputs
+from mmrl.engine.sampler.hf_sampler import HFSampler
 from mmrl.engine_api import SamplingRequest
 from mmrl.interfaces import Aggregation
 from mmrl.ops.objective import training_rows

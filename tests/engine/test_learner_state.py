@@ -25,11 +25,12 @@ from safetensors.torch import load_file, save_file
 
 from mmrl.cluster.process import host_meeting
 from mmrl.config.sections import Config
-from mmrl.engine import device, weights
-from mmrl.engine.folder import ModelFolder
-from mmrl.engine.learner_state import _Piece
-from mmrl.engine.optimizer_state import OptimizerState
-from mmrl.engine.policy import load_policy
+from mmrl.engine import device
+from mmrl.engine.learner.learner_state import _Piece
+from mmrl.engine.learner.optimizer_state import OptimizerState
+from mmrl.engine.network import weights
+from mmrl.engine.network.folder import ModelFolder
+from mmrl.engine.network.policy import load_policy
 from mmrl.engine.rank import RankEngine
 from mmrl.engine.spec import EngineSpec
 from mmrl.errors import ConfigError, DeviceMemoryError, NumericsError, ResourceError
@@ -514,13 +515,13 @@ def test_out_of_memory_where_no_microbatch_is_smaller_is_an_error_with_the_phase
         with pytest.raises(DeviceMemoryError, match=r"in log-probs: CUDA error: CUBLAS"):
             learner.logprobs(samples, packed=False)
         handle.remove()
-        monkeypatch.setattr("mmrl.engine.plain_model.copy_weights", fail)
+        monkeypatch.setattr("mmrl.engine.network.plain_model.copy_weights", fail)
         with pytest.raises(DeviceMemoryError, match="in the log-probs in a wider type: CUDA") as caught:
             learner.wide_logprobs(samples[:1])
         assert not caught.value.microbatches_help
-        monkeypatch.setattr("mmrl.engine.plain_model.empty_model", fail)
+        monkeypatch.setattr("mmrl.engine.network.plain_model.empty_model", fail)
         assert learner.wide_logprobs(samples[:1]) is None
-        monkeypatch.setattr("mmrl.engine.learner.save_model", fail)
+        monkeypatch.setattr("mmrl.engine.learner.learner.save_model", fail)
         with pytest.raises(DeviceMemoryError, match="in the checkpoint: CUDA"):
             learner.save(tmp_path)
 
@@ -563,7 +564,7 @@ def test_saving_holds_no_more_than_a_shard(start, rows, tmp_path, monkeypatch):
 
         write(tensors, files, weigh, *rest)
 
-    monkeypatch.setattr("mmrl.engine.weights.write_shards", watched)
+    monkeypatch.setattr("mmrl.engine.network.weights.write_shards", watched)
     with start(learner={"zero_stage": 3} | LEARNER).learning() as learner:
         largest = max(4 * weights.numel(p) for p in learner.policy.parameters())
         total = sum(4 * weights.numel(p) for p in learner.policy.parameters())

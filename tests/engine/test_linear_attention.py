@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from mmrl.engine.layout import PackedLayout
-from mmrl.engine.linear_attention import PackedDeltaNet, packed_delta_rule
+from mmrl.engine.network.layout import PackedLayout
+from mmrl.engine.network.linear_attention import PackedDeltaNet, packed_delta_rule
 from mmrl.ops.packing import Span, Unit
 
 WIDTH, TAPS = 24, 4

@@ -16,13 +16,13 @@ import torch
 from mmrl.cluster.jobs import Rendezvous
 from mmrl.cluster.process import host_meeting
 from mmrl.cluster.worker import RankWorker
-from mmrl.engine import interfaces, meeting
-from mmrl.engine.interfaces import check_interfaces, interface_of, tell_interface
+from mmrl.engine.machine import interfaces, meeting
+from mmrl.engine.machine.interfaces import check_interfaces, interface_of, tell_interface
 from mmrl.errors import DeviceMemoryError, ResourceError
 
 ABSENT = """\
 import sys, torch
-from mmrl.engine.meeting import join_group
+from mmrl.engine.machine.meeting import join_group
 rank = sys.argv[1]
 if rank == "0":
     join_group("cpu", reach_s=2.0)

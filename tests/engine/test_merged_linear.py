@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from mmrl.config.sections import LoraConfig
-from mmrl.engine.adapters import attach
-from mmrl.engine.collation import Collator
-from mmrl.engine.exporting import write_merged
-from mmrl.engine.folder import ModelFolder
-from mmrl.engine.merged_linear import Kept, MergedLinear, merged
-from mmrl.engine.plain_model import copy_weights
-from mmrl.engine.policy import Policy, load_policy
-from mmrl.engine.quantization import QuantizedLinear, whole
-from mmrl.engine.vision import ImageInputs
-from mmrl.engine.weights import Failures, save_adapter
+from mmrl.engine.aids.exporting import write_merged
+from mmrl.engine.learner.collation import Collator
+from mmrl.engine.network.adapters import attach
+from mmrl.engine.network.folder import ModelFolder
+from mmrl.engine.network.merged_linear import Kept, MergedLinear, merged
+from mmrl.engine.network.plain_model import copy_weights
+from mmrl.engine.network.policy import Policy, load_policy
+from mmrl.engine.network.quantization import QuantizedLinear, whole
+from mmrl.engine.network.vision import ImageInputs
+from mmrl.engine.network.weights import Failures, save_adapter
 from mmrl.ops.metrics import ADAPTER_KEPT
 from tests.engine.test_adapters import rows_of
 

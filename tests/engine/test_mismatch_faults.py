@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from mmrl.engine.plain_model import plain_inputs
-from mmrl.engine.vision import ImageInputs
+from mmrl.engine.network.plain_model import plain_inputs
+from mmrl.engine.network.vision import ImageInputs
 from mmrl.ops.logprobs import token_logprobs
 from mmrl.training.logprob_check import LogprobCheck
 from mmrl.types import Sample

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from mmrl.engine.collation import Collator
-from mmrl.engine.counting import UnitCost
-from mmrl.engine.family import FAMILIES
-from mmrl.engine.policy import Policy, load_policy
-from mmrl.engine.vision import ImageInputs
+from mmrl.engine.learner.collation import Collator
+from mmrl.engine.learner.counting import UnitCost
+from mmrl.engine.network.family import FAMILIES
+from mmrl.engine.network.policy import Policy, load_policy
+from mmrl.engine.network.vision import ImageInputs
 from tests.conftest import TEMPERATURE, tower_passes
 from tests.engine.test_policy import gradients, relative_error
 
@@ -94,7 +94,7 @@ def test_a_prompts_positions_do_not_depend_on_what_follows(family, build):
 
 
 def test_positions_of_episodes_are_remembered_within_a_bound(build, monkeypatch):
-    from mmrl.engine import collation
+    from mmrl.engine.learner.learner import collation
 
     setting, _, collator = build(FIRST)
     samples, collate = setting.episodes(), collator()

@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import sys
-from mmrl.engine.optional_imports import UNUSED, without_unused
+from mmrl.engine.network.optional_imports import UNUSED, without_unused
 
 with without_unused():
     from transformers import MODEL_MAPPING, AutoProcessor, AutoTokenizer

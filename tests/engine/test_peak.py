@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmrl.engine.peak import SHEETS, peak
+from mmrl.engine.machine.peak import SHEETS, peak
 from mmrl.ops.cost import ModelShape
 
 SHAPE = ModelShape(layers=2, width=128, heads=4, kv_heads=2, head_size=32, mlp_width=256, vocabulary=500)

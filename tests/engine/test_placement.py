@@ -20,10 +20,11 @@ from safetensors.torch import load_file, save_file
 
 from mmrl.cluster.process import host_meeting
 from mmrl.config.sections import LoraConfig
-from mmrl.engine import device, placement
-from mmrl.engine.placement import HostWeights
-from mmrl.engine.policy import Policy, load_policy
-from mmrl.engine.tiny_model import write_model
+from mmrl.engine import device
+from mmrl.engine.aids.tiny_model import write_model
+from mmrl.engine.network import placement
+from mmrl.engine.network.placement import HostWeights
+from mmrl.engine.network.policy import Policy, load_policy
 from tests.proofs import families
 
 KL = {"kl": {"coef": 0.1}}

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from mmrl.engine import device, plain_model
+from mmrl.engine import device
+from mmrl.engine.network import plain_model
 from tests.proofs import families
 
 LENGTHS = (4, 19, 7, 3, 11, 24)

@@ -13,11 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mmrl.engine.collation import Collator
-from mmrl.engine.folder import ModelFolder
-from mmrl.engine.layout import PackedLayout
-from mmrl.engine.policy import Policy, load_policy
-from mmrl.engine.vision import ImageInputs, idle_sample
+from mmrl.engine.learner.collation import Collator
+from mmrl.engine.network.folder import ModelFolder
+from mmrl.engine.network.layout import PackedLayout
+from mmrl.engine.network.policy import Policy, load_policy
+from mmrl.engine.network.vision import ImageInputs, idle_sample
 from mmrl.errors import ConfigError
 from mmrl.ops.packing import Span
 from mmrl.types import Message, Prompt

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from mmrl.cluster import local
-from mmrl.engine import build_tools, device, free_memory, preconditions, vllm_version
-from mmrl.engine.build_tools import BuildTools, check_build_tools, include_folder
-from mmrl.engine.free_memory import PATIENCE_S, Holder, Need, await_memory, holders
-from mmrl.engine.vllm_version import check_vllm, required
+from mmrl.engine import device
+from mmrl.engine.machine import build_tools, free_memory, preconditions, vllm_version
+from mmrl.engine.machine.build_tools import BuildTools, check_build_tools, include_folder
+from mmrl.engine.machine.free_memory import PATIENCE_S, Holder, Need, await_memory, holders
+from mmrl.engine.machine.vllm_version import check_vllm, required
 from mmrl.errors import ResourceError
 
 GB = 10**9

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from mmrl.config.sections import LoraConfig
-from mmrl.engine import adapters, quantization
-from mmrl.engine.exporting import export_adapter, export_model
-from mmrl.engine.policy import load_policy
-from mmrl.engine.quantization import QuantizedLinear
-from mmrl.engine.sizes import quantized_sizes
+from mmrl.engine.aids.exporting import export_adapter, export_model
+from mmrl.engine.network import adapters, quantization
+from mmrl.engine.network.policy import load_policy
+from mmrl.engine.network.quantization import QuantizedLinear
+from mmrl.engine.network.sizes import quantized_sizes
 from mmrl.engine_api import SamplingRequest
 from mmrl.errors import ConfigError, ResourceError
 from mmrl.interfaces import Aggregation

@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.engine import learner, policy, rank, sleep_backend, vllm_exit
+from mmrl.engine import rank
 from mmrl.engine.device import DeviceKind
-from mmrl.engine.features import Limit
-from mmrl.engine.learner import DeepSpeedLearner
-from mmrl.engine.policy import Policy, load_policy
+from mmrl.engine.learner.learner import DeepSpeedLearner, learner
+from mmrl.engine.network import policy
+from mmrl.engine.network.features import Limit
+from mmrl.engine.network.policy import Policy, load_policy
 from mmrl.engine.rank import RankEngine
+from mmrl.engine.sampler import sleep_backend, vllm_exit
 from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import SamplingRequest
 from mmrl.errors import ConfigError, DeviceMemoryError

@@ -10,8 +10,8 @@ import pytest
 
 from mmrl.config.load import from_mapping
 from mmrl.config.sections import Config
-from mmrl.engine.folder import ModelFolder
-from mmrl.engine.sampler_memory import SamplerMemory, num_sequences, sampler_memory, weights_in_vllm
+from mmrl.engine.network.folder import ModelFolder
+from mmrl.engine.sampler.sampler_memory import SamplerMemory, num_sequences, sampler_memory, weights_in_vllm
 from mmrl.ops.pinned import rounded
 
 MIB = 2**20

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmrl.engine.collation import Collator
-from mmrl.engine.family import FAMILIES
-from mmrl.engine.policy import load_policy
-from mmrl.engine.vision import ImageInputs
+from mmrl.engine.learner.collation import Collator
+from mmrl.engine.network.family import FAMILIES
+from mmrl.engine.network.policy import load_policy
+from mmrl.engine.network.vision import ImageInputs
 
 ROOT = Path(__file__).parents[2]
 READ = {"torch": "2.11", "transformers": "5.18"}

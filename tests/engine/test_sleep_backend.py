@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from mmrl.config.sections import SamplerConfig
-from mmrl.engine import sleep_backend
-from mmrl.engine.sleep_backend import NAME, Discarding, discards_weights, install
+from mmrl.engine.sampler import sleep_backend
+from mmrl.engine.sampler.sleep_backend import NAME, Discarding, discards_weights, install
 from mmrl.errors import NumericsError
 
 SEGMENT = 4096

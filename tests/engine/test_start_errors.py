@@ -12,9 +12,9 @@ import pytest
 import torch
 from pydantic import BaseModel, ValidationError
 
-from mmrl.engine import start_errors
-from mmrl.engine.build_tools import BuildTools
-from mmrl.engine.start_errors import ROWS, known
+from mmrl.engine.machine import start_errors
+from mmrl.engine.machine.build_tools import BuildTools
+from mmrl.engine.machine.start_errors import ROWS, known
 from mmrl.errors import ConfigError, DeviceBusyError, MMRLError, NumericsError, ResourceError
 
 
@@ -91,8 +91,8 @@ CASES = [
 def test_an_error_of_a_start_has_an_answer(error, kind, remedy, monkeypatch, caplog):
     missing = BuildTools(("gcc", "clang"), "", Path("/usr/include/python3.11"), has_header=False)
     monkeypatch.setattr(start_errors.BuildTools, "here", lambda: missing)
-    monkeypatch.setattr("mmrl.engine.build_tools.sysconfig.get_python_version", lambda: "3.11")
-    monkeypatch.setattr("mmrl.engine.build_tools.sys.executable", "/nowhere/python3")
+    monkeypatch.setattr("mmrl.engine.machine.build_tools.sysconfig.get_python_version", lambda: "3.11")
+    monkeypatch.setattr("mmrl.engine.machine.build_tools.sys.executable", "/nowhere/python3")
     with pytest.raises(MMRLError) as caught, start_errors.start_errors("vLLM does not start", "sampler"):
         raise error
     found = caught.value

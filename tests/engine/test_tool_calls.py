@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from mmrl.engine.tool_calls import MAX_CALLS, MAX_DEPTH, CallReader
+from mmrl.engine.text.tool_calls import MAX_CALLS, MAX_DEPTH, CallReader
 from mmrl.types import Call
 
 SCHEMA = {

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from mmrl.engine.encoding import Encoder
-from mmrl.engine.tiny_templates import PLAIN
+from mmrl.engine.aids.tiny_templates import PLAIN
+from mmrl.engine.text.encoding import Encoder
 from mmrl.errors import ConfigError
 from mmrl.types import Call, Message, Prompt
 from tests.engine.test_turns import LOOK, encoder_of

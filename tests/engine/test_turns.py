@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mmrl.engine.encoding import Encoder
-from mmrl.engine.family import FAMILIES
-from mmrl.engine.tiny_templates import PLAIN, chat_template
+from mmrl.engine.aids.tiny_templates import PLAIN, chat_template
+from mmrl.engine.network.family import FAMILIES
+from mmrl.engine.text.encoding import Encoder
 from mmrl.errors import ConfigError, DataError
 from mmrl.types import Message, Prompt, Segment
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.engine import vllm_exit
+from mmrl.engine.sampler import vllm_exit
 
 PROGRAM = """\
 import atexit, os, sys, weakref
@@ -44,8 +44,8 @@ core = SimpleNamespace(shutdown=os.abort, model=[Tensor()])
 llm = SimpleNamespace(llm_engine=SimpleNamespace(engine_core=Client(core), core=core, is_sleeping=lambda: SLEEPS))
 del core, module
 
-from mmrl.engine import vllm_exit
-from mmrl.engine.vllm_sampler import VLLMSampler
+from mmrl.engine.sampler import vllm_exit
+from mmrl.engine.sampler.vllm_sampler import VLLMSampler
 
 vllm_exit._leave_groups = lambda: print("left")
 sampler = VLLMSampler.__new__(VLLMSampler)

@@ -20,11 +20,17 @@ from PIL import Image
 from mmrl.config.sections import SamplerConfig
 from mmrl.data import images as media
 from mmrl.engine import device
-from mmrl.engine.admissions import Admissions
-from mmrl.engine.folder import ModelFolder
-from mmrl.engine.sampler_memory import weights_in_vllm
-from mmrl.engine.sleep_backend import install
-from mmrl.engine.vllm_sampler import NO_VERSION, VLLMSampler, banned_ids_processor, engine_arguments, sampled_logprobs
+from mmrl.engine.network.folder import ModelFolder
+from mmrl.engine.sampler.admissions import Admissions
+from mmrl.engine.sampler.sampler_memory import weights_in_vllm
+from mmrl.engine.sampler.sleep_backend import install
+from mmrl.engine.sampler.vllm_sampler import (
+    NO_VERSION,
+    VLLMSampler,
+    banned_ids_processor,
+    engine_arguments,
+    sampled_logprobs,
+)
 from mmrl.engine_api import Polled, SamplingRequest
 from mmrl.errors import NumericsError
 from mmrl.interfaces import Aggregation

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from mmrl.cluster.process import host_meeting
 from mmrl.engine import device
-from mmrl.engine.family import FAMILIES
+from mmrl.engine.network.family import FAMILIES
 from tests.proofs import REPRESENTATIVES
 
 CHOSEN = REPRESENTATIVES  # ``cluster/test_family_ranks.py`` has all, before a release

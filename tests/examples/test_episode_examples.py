@@ -13,7 +13,7 @@ import pytest
 
 from mmrl.config.load import load_config
 from mmrl.data.images import MediaStore
-from mmrl.engine.tiny_model import write_model
+from mmrl.engine.aids.tiny_model import write_model
 from mmrl.engine_api import SamplingRequest
 from mmrl.rollout.episodes.player import EpisodePlayer
 from mmrl.rollout.episodes.pool import EnvironmentPool
@@ -49,8 +49,8 @@ class Played:
     """Plays a demonstration's turns in the environment that a config names."""
 
     def __init__(self, folder: Path, pool: EnvironmentPool, config: Any) -> None:
-        from mmrl.engine.encoding import Encoder
-        from mmrl.engine.folder import ModelFolder
+        from mmrl.engine.network.folder import ModelFolder
+        from mmrl.engine.text.encoding import Encoder
 
         model, spec = ModelFolder.open(str(folder / "model")), config.environment
         media = MediaStore(folder / "media", model.image_sizes(config.data.min_pixels, config.data.max_pixels))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mmrl.engine.tiny_model import write_model
+from mmrl.engine.aids.tiny_model import write_model
 from mmrl_datasets.geometry import write_geometry
 
 pytestmark = pytest.mark.full

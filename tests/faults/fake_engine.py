@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmrl.config.sections import Config
-from mmrl.engine.admissions import OneByOneSampler, continued
+from mmrl.engine.sampler.admissions import OneByOneSampler, continued
 from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import SamplingRequest, UpdateResult
 from mmrl.errors import MMRLError

@@ -217,7 +217,7 @@ def _warm(model: str, packages: Sequence[str]) -> None:
     torch.set_num_threads(1)
     for name in (*PACKAGES, *packages):
         importlib.import_module(name)
-    from mmrl.engine.folder import ModelFolder
+    from mmrl.engine.network.folder import ModelFolder
     from mmrl.plugin_host import registry
 
     ModelFolder.open(model)

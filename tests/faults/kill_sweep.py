@@ -309,7 +309,7 @@ def sweep_real(arguments: argparse.Namespace, folder: Path, model: Path, rng: np
 
 
 def write_model_in(folder: Path) -> Path:
-    from mmrl.engine.tiny_model import write_model
+    from mmrl.engine.aids.tiny_model import write_model
 
     return write_model(folder / "model", "qwen2")
 

@@ -36,7 +36,7 @@ add in no fixed order, and a rounding may sample another token."""
 
 
 def run(bench: Bench) -> None:
-    from mmrl.engine.tiny_model import write_model
+    from mmrl.engine.aids.tiny_model import write_model
 
     sampler = "vllm" if bench.area.startswith("vllm") else "hf"
     write_sums(bench.folder / "data", 4)

@@ -43,7 +43,7 @@ def _spans(bench: Bench) -> tuple[list[Any], list[Any]]:
 
 def _error(bench: Bench, name: str, precision: str, **sizes: Any) -> Row:
     from mmrl.engine import device
-    from mmrl.engine.attention_error import LIMITS, attention_error
+    from mmrl.engine.aids.attention_error import LIMITS, attention_error
 
     error, limit = attention_error(bench.kind, precision, **sizes), LIMITS[precision]
     found = f"{device.attention(bench.kind, precision)}: relative error {error:.1e}, values and gradients"
@@ -54,8 +54,9 @@ def _time(bench: Bench, spans: Sequence[Any], name: str) -> Row:
     """Forward and backward, by the kernel in use and by the loop over torch's own attention."""
     import torch
 
-    from mmrl.engine import attention, device
-    from mmrl.engine.layout import PackedLayout
+    from mmrl.engine import device
+    from mmrl.engine.network import attention
+    from mmrl.engine.network.layout import PackedLayout
 
     tokens = sum(span.length for span in spans)
     shapes = [(1, heads, tokens, HEAD_SIZE) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]

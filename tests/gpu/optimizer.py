@@ -32,7 +32,7 @@ def _step(bench: Bench, widths: Any, way: str, weights: dict[str, Any], name: st
     """float32 weights, with the settings that the learner would give."""
     import torch
 
-    from mmrl.engine.learner_settings import learner_config
+    from mmrl.engine.learner.learner_settings import learner_config
 
     settings = learner_config(
         bench.kind, dtype="bfloat16", zero_stage=1, max_grad_norm=1.0, lr=1e-2, weight_decay=0.0, overrides={}

@@ -49,8 +49,8 @@ def write(bench: Bench, folder: Path, widths: Widths, *, vision: bool, grown_fro
     import transformers
     from safetensors.torch import save_file
 
-    from mmrl.engine.tiny_model import SPECIAL_TOKENS, write_processor, write_tokenizer
-    from mmrl.engine.weights import shards
+    from mmrl.engine.aids.tiny_model import SPECIAL_TOKENS, write_processor, write_tokenizer
+    from mmrl.engine.network.weights import shards
 
     folder.mkdir(parents=True)
     tokenizer = write_tokenizer(folder, vision=vision)
@@ -84,7 +84,7 @@ def write(bench: Bench, folder: Path, widths: Widths, *, vision: bool, grown_fro
 
 
 def _values(widths: Widths, ids: Mapping[str, int], vision: bool) -> dict[str, Any]:
-    from mmrl.engine.tiny_model import VISION_TOKENS
+    from mmrl.engine.aids.tiny_model import VISION_TOKENS
 
     half = widths.hidden // widths.heads // 2
     rope = {"rope_type": "default", "rope_theta": 1e6}

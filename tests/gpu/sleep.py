@@ -53,7 +53,7 @@ CASES = {
 
 def run(bench: Bench) -> None:
     from mmrl.commands.doctor.selftest import run as run_process
-    from mmrl.engine.vllm_arguments import written_arguments
+    from mmrl.engine.sampler.vllm_arguments import written_arguments
 
     if reason := built_for_another(bench):
         bench.skip("all of it", reason)

@@ -13,7 +13,7 @@ from tests.gpu.row import Row, read
 from tests.gpu.runs import End, Run
 
 BROKEN_KERNEL = """
-from mmrl.engine import attention
+from mmrl.engine.network import attention
 from tests.gpu import kernels
 
 sound = attention.packed_sdpa
@@ -123,7 +123,7 @@ def test_one_gpu_without_vllm_takes_nine_minutes_and_two_ranks_are_left_out(tmp_
 
 
 def test_the_cases_of_a_sleep_ask_for_what_sampler_engine_may_hold():
-    from mmrl.engine.vllm_arguments import check_engine_keys
+    from mmrl.engine.sampler.vllm_arguments import check_engine_keys
 
     for case in sleep.CASES.values():
         check_engine_keys({**case.engine, "kv_cache_memory_bytes": 1})

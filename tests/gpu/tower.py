@@ -47,10 +47,10 @@ def _tower(bench: Bench, folder: Path) -> tuple[Any, Any, Any]:
     import torch
 
     from mmrl.data.images import MediaStore
-    from mmrl.engine.collation import Collator
-    from mmrl.engine.folder import ModelFolder
-    from mmrl.engine.policy import load_policy
-    from mmrl.engine.vision import ImageInputs
+    from mmrl.engine.learner.collation import Collator
+    from mmrl.engine.network.folder import ModelFolder
+    from mmrl.engine.network.policy import load_policy
+    from mmrl.engine.network.vision import ImageInputs
 
     model = ModelFolder.open(str(folder))
     policy = load_policy(model, bench.kind, "bfloat16", freeze=(), temperature=1.0).to(bench.device)

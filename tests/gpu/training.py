@@ -28,7 +28,7 @@ def run(bench: Bench) -> None:
 
         write_digits(data, train=1000, test=bench.pick(60, 4), warmup=600)
     what = "sums" if reason else "digits"
-    from mmrl.engine.tiny_model import write_model
+    from mmrl.engine.aids.tiny_model import write_model
 
     model = write_model(bench.folder / "model", family)
     warm = bench.folder / "sft"

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.engine.family import FAMILIES, family_of
-from mmrl.engine.shape import model_shape
+from mmrl.engine.network.family import FAMILIES, family_of
+from mmrl.engine.network.shape import model_shape
 from mmrl.ops.cost import (
     LinearAttentionShape,
     MixtureShape,

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.engine.layout import PackedLayout
-from mmrl.engine.linear_attention import pack_states
-from mmrl.engine.shape import model_shape
+from mmrl.engine.network.layout import PackedLayout
+from mmrl.engine.network.linear_attention import pack_states
+from mmrl.engine.network.shape import model_shape
 from mmrl.ops.memory import (
     States,
     Zero,

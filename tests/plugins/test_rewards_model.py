@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from mmrl.config.plugin_specs import RewardSpec
-from mmrl.engine.tiny_model import write_tokenizer
+from mmrl.engine.aids.tiny_model import write_tokenizer
 from mmrl.errors import ConfigError, PluginError
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.types import EncodedPrompt, ImageRef, Message, Prompt, Rollout, RolloutGroup

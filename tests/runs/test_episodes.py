@@ -86,7 +86,7 @@ def test_prompts_tell_of_tools_and_keep_images_for_the_environment(setup, monkey
         seen.update(options)
         return SimpleNamespace(check_turns=lambda *asked, **named: proven.append(asked))
 
-    monkeypatch.setattr("mmrl.engine.encoding.Encoder", encoder)
+    monkeypatch.setattr("mmrl.engine.text.encoding.Encoder", encoder)
     _ = setup().encoder
     assert len(proven) == 1
     assert seen == {

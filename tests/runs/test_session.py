@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.engine.full_device import out_of_memory
+from mmrl.engine.machine.full_device import out_of_memory
 from mmrl.errors import DeviceBusyError, DeviceMemoryError, MMRLError, ResourceError
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.runs import Runs, at, events, outcome, records

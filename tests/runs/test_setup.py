@@ -17,8 +17,8 @@ from mmrl.cluster.launch import check_devices
 from mmrl.commands.cli import main
 from mmrl.config.load import from_mapping
 from mmrl.config.sections import Config
-from mmrl.engine.family import FAMILIES
-from mmrl.engine.host_memory import HostMemory, check_hosts
+from mmrl.engine.machine.host_memory import HostMemory, check_hosts
+from mmrl.engine.network.family import FAMILIES
 from mmrl.errors import ConfigError, PluginError, ResourceError
 from mmrl.runs.setup import RunSetup
 
@@ -265,8 +265,8 @@ def test_experts_that_ranks_cannot_divide_are_refused(columns, error, models, co
 def test_experts_that_vllm_cannot_take_on_this_device_end_a_run_before_its_engines_start(
     columns, settings, error, models, tmp_path, config
 ):
-    from mmrl.engine.experts import experts_refusal
-    from mmrl.engine.folder import ModelFolder
+    from mmrl.engine.network.experts import experts_refusal
+    from mmrl.engine.network.folder import ModelFolder
     from mmrl.engine.rank import RankEngine
     from mmrl.engine.spec import EngineSpec
 

@@ -19,7 +19,7 @@ import pytest
 from mmrl.config.load import from_mapping
 from mmrl.config.plugin_specs import RewardSpec
 from mmrl.data.prompts import Part, PromptOrder, PromptSource
-from mmrl.engine.admissions import OneByOneSampler
+from mmrl.engine.sampler.admissions import OneByOneSampler
 from mmrl.engine_api import SamplingRequest, UpdateResult
 from mmrl.errors import ConfigError, DataError, DeviceBusyError, NumericsError, PluginError, ResourceError
 from mmrl.interfaces import Aggregation, Algorithm, Needs, Refill

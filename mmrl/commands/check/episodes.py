@@ -9,7 +9,7 @@ from typing import Any
 from mmrl.commands.check.scripts import Script, ScriptedSampler, scripts
 from mmrl.commands.check.spelling import written
 from mmrl.commands.printing import POLICY
-from mmrl.engine.folder import ModelFolder
+from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine_api import SamplingRequest
 from mmrl.rollout.episodes.episode import Limits
 from mmrl.rollout.episodes.player import EpisodePlayer

@@ -40,7 +40,7 @@ from mmrl.system.table import table
 from mmrl.types import EncodedPrompt, Prompt
 
 if TYPE_CHECKING:
-    from mmrl.engine.encoding import Encoder
+    from mmrl.engine.text.encoding import Encoder
 
 GRADED = 10_000
 """Rows whose reference answers are graded by a reward, evenly spread over a longer dataset."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.engine.folder import ModelFolder
+from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine_api import PromptEncoder, SamplingRequest
 from mmrl.rollout.episodes.stand_in import StandInSampler
 from mmrl.types import FinishReason, IntArray, Rollout, Segment

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from mmrl.commands.doctor.finding import Finding
 from mmrl.config.sections import ClusterConfig
 from mmrl.engine.driver import hides_gpus
-from mmrl.engine.interfaces import check_interfaces, interfaces
+from mmrl.engine.machine.interfaces import check_interfaces, interfaces
 from mmrl.errors import ResourceError
 from mmrl.system.redaction import names_a_secret
 

@@ -98,10 +98,10 @@ class TinyRun:
         """
         from mmrl.cluster.local import start_engine
         from mmrl.data.images import MediaStore
-        from mmrl.engine.encoding import Encoder
-        from mmrl.engine.folder import ModelFolder, trains_on_images
+        from mmrl.engine.aids.tiny_model import write_model
+        from mmrl.engine.network.folder import ModelFolder, trains_on_images
         from mmrl.engine.spec import EngineSpec
-        from mmrl.engine.tiny_model import write_model
+        from mmrl.engine.text.encoding import Encoder
 
         family = family or ("qwen2_5_vl" if trains_on_images() else "qwen2")
         model = ModelFolder.open(str(write_model(folder / f"model-{family}", family)))

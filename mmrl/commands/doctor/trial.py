@@ -93,7 +93,7 @@ class Trial:
         return True
 
     def _check_attention(self) -> None:
-        from mmrl.engine.attention_error import LIMITS, attention_error, tower_error
+        from mmrl.engine.aids.attention_error import LIMITS, attention_error, tower_error
 
         limit = LIMITS[self._precision]
         kernel = device.attention(self._kind, self._precision)

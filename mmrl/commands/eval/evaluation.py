@@ -34,7 +34,7 @@ from mmrl.system.version import __version__
 from mmrl.types import EncodedPrompt, ScoredGroup
 
 if TYPE_CHECKING:
-    from mmrl.engine.folder import ModelFolder
+    from mmrl.engine.network.folder import ModelFolder
 
 _NOT_RESULTS = {"timeout_s", "on_error", "workers"}
 """Settings of rewards and environments that do not change a score."""
@@ -135,7 +135,7 @@ def _with_whole_model(config: Config) -> Iterator[Config]:
     if not (folder / "adapter_config.json").is_file():
         yield config
         return
-    from mmrl.engine.exporting import write_merged
+    from mmrl.engine.aids.exporting import write_merged
 
     with tempfile.TemporaryDirectory() as temporary:
         try:

@@ -31,7 +31,7 @@ from mmrl.system.redaction import Redactor
 from mmrl.system.version import __version__
 
 if TYPE_CHECKING:
-    from mmrl.engine.exporting import Export
+    from mmrl.engine.aids.exporting import Export
 
 PROVENANCE = "mmrl.json"
 DTYPES = "float32", "bfloat16", "float16"
@@ -126,7 +126,7 @@ def export(
     inside = found.checkpoint.path.parent if found.checkpoint else found.model
     if out.is_relative_to(inside):
         raise ConfigError("OUT is inside of what is exported", where=str(out), remedy="choose a folder outside")
-    from mmrl.engine.exporting import export_adapter, export_model
+    from mmrl.engine.aids.exporting import export_adapter, export_model
 
     try:
         with _hidden(out) as folder, tempfile.TemporaryDirectory() as media:

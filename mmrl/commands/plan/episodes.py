@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from mmrl.commands.plan.workload import Grid
 from mmrl.config.plugin_specs import EnvironmentSpec
 from mmrl.config.sections import Config
-from mmrl.engine.folder import ModelFolder
+from mmrl.engine.network.folder import ModelFolder
 
 
 def longest_episode(config: Config) -> int:

@@ -9,15 +9,15 @@ from functools import cached_property
 
 from mmrl.config.sections import Config
 from mmrl.engine import device
-from mmrl.engine.counting import training_of
-from mmrl.engine.folder import ModelFolder
-from mmrl.engine.host_memory import HostMemory
-from mmrl.engine.learner_settings import learner_config
-from mmrl.engine.sampler_memory import SamplerMemory, sampler_memory
-from mmrl.engine.shape import model_shape
-from mmrl.engine.sizes import largest_adapted, quantized_sizes, weight_bytes
-from mmrl.engine.sleep_backend import discards_weights
-from mmrl.engine.weights import shards
+from mmrl.engine.learner.counting import training_of
+from mmrl.engine.learner.learner_settings import learner_config
+from mmrl.engine.machine.host_memory import HostMemory
+from mmrl.engine.network.folder import ModelFolder
+from mmrl.engine.network.shape import model_shape
+from mmrl.engine.network.sizes import largest_adapted, quantized_sizes, weight_bytes
+from mmrl.engine.network.weights import shards
+from mmrl.engine.sampler.sampler_memory import SamplerMemory, sampler_memory
+from mmrl.engine.sampler.sleep_backend import discards_weights
 from mmrl.interfaces import Algorithm
 from mmrl.ops.cost import Work
 from mmrl.ops.memory import (

@@ -18,7 +18,7 @@ from mmrl.config.sections import Config
 from mmrl.data.images import normalised_size
 from mmrl.data.prompts import PromptSource
 from mmrl.engine import device
-from mmrl.engine.collation import shares_prefix
+from mmrl.engine.learner.collation import shares_prefix
 from mmrl.errors import DataError, HubError, HubUnreachableError, ResourceError
 from mmrl.ops.cost import Training
 from mmrl.runs.budget import gigabytes

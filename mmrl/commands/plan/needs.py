@@ -6,7 +6,7 @@ from mmrl.commands.plan.footprint import PlannedModel
 from mmrl.commands.plan.proposal import least_memory
 from mmrl.config.sections import Config
 from mmrl.engine.device import DeviceKind
-from mmrl.engine.host_memory import HostMemory
+from mmrl.engine.machine.host_memory import HostMemory
 from mmrl.runs.setup import RunSetup
 
 

@@ -18,9 +18,9 @@ from PIL import Image, ImageDraw
 from mmrl.commands.cli import main
 from mmrl.config.load import from_mapping
 from mmrl.data.prompts import OVERLONG
-from mmrl.engine import family
-from mmrl.engine.family import FAMILIES
-from mmrl.engine.features import Limit
+from mmrl.engine.network import family
+from mmrl.engine.network.family import FAMILIES
+from mmrl.engine.network.features import Limit
 from mmrl.runs.budget import Arithmetic, disk
 
 ANSWERS = [f"\\frac {{ {number} }} {{ 7 }}" for number in (8, 9, 10, 11, 12, 13, 15, 16, 17, 18)] * 2
@@ -377,7 +377,7 @@ def test_weights_in_4_bits_are_told_of_and_refused_where_they_cannot_be(
     code, found, _ = check(rows(), model=quantized)
     assert code == 0 and found["disk"]["checkpoints"] > 0
     with monkeypatch.context() as patched:
-        patched.setattr("mmrl.engine.quantization.find_spec", lambda name: None)
+        patched.setattr("mmrl.engine.network.quantization.find_spec", lambda name: None)
         code, _, error = check(rows(), model=quantized)
         assert code == 5 and "bitsandbytes is not installed" in error and "pip install" in error
     folder = tmp_path / "awq"

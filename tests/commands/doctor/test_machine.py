@@ -10,8 +10,8 @@ import pytest
 
 from mmrl.commands.doctor import machine
 from mmrl.commands.doctor.probe import GPU, Probe
-from mmrl.engine import build_tools
-from mmrl.engine.build_tools import BuildTools
+from mmrl.engine.machine import build_tools
+from mmrl.engine.machine.build_tools import BuildTools
 
 GIB = 2**30
 H200 = GPU("NVIDIA H200", 140 * GIB, 139 * GIB + GIB // 2, (9, 0), bf16=True)

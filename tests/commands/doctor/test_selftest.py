@@ -26,7 +26,7 @@ COMPARED = [
 KEEPS_OLD_WEIGHTS = """
 import sys
 from mmrl.commands.doctor import tiny_run, trial
-from mmrl.engine.hf_sampler import HFSampler
+from mmrl.engine.sampler.hf_sampler import HFSampler
 
 def load(self, weights, version):
     list(weights)
@@ -40,7 +40,7 @@ trial.main(*sys.argv[1:])
 PACKS_ONE_SEQUENCE = """
 import sys
 from mmrl.commands.doctor import tiny_run, trial
-from mmrl.engine.layout import PackedLayout
+from mmrl.engine.network.layout import PackedLayout
 from mmrl.ops.packing import Span
 
 sound = PackedLayout.__init__

@@ -12,7 +12,7 @@ from mmrl.commands.doctor import trial
 from mmrl.commands.doctor.finding import Finding
 from mmrl.commands.doctor.tiny_run import TinyRun
 from mmrl.commands.doctor.trial import Trial, judge, until_they_differ
-from mmrl.engine import attention_error
+from mmrl.engine.aids import attention_error
 from mmrl.engine.spec import EngineSpec
 from mmrl.errors import NumericsError, ResourceError
 from mmrl.ops.parity import Gap

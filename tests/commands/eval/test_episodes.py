@@ -86,7 +86,7 @@ def test_a_continued_evaluation_reads_its_episodes_and_plays_failed_ones_again(
 
 
 def test_an_environment_is_given_no_picture_where_the_model_sees_none(tmp_path: Path) -> None:
-    from mmrl.engine.encoding import Encoder
+    from mmrl.engine.text.encoding import Encoder
 
     file = io.BytesIO()
     Image.new("RGB", (90, 60), "red").save(file, "PNG")

@@ -116,11 +116,11 @@ def measure(folder: str, sections: dict[str, Any]) -> dict[str, Any]:
 
     from mmrl.config.load import from_mapping
     from mmrl.data.images import ImageGrid, MediaStore
-    from mmrl.engine.encoding import Encoder
-    from mmrl.engine.folder import ModelFolder
-    from mmrl.engine.quantization import packed_layers
+    from mmrl.engine.network.folder import ModelFolder
+    from mmrl.engine.network.quantization import packed_layers
     from mmrl.engine.rank import RankEngine
     from mmrl.engine.spec import EngineSpec
+    from mmrl.engine.text.encoding import Encoder
     from mmrl.interfaces import Aggregation
     from mmrl.ops.objective import training_rows
     from mmrl.types import Message, Prompt, Sample, Segment
@@ -170,7 +170,7 @@ def measure(folder: str, sections: dict[str, Any]) -> dict[str, Any]:
 def main(rank: int, ranks: int, port: int, folder: str, settings: str) -> None:
     from mmrl.cluster.process import prepare_process
     from mmrl.engine import device
-    from mmrl.engine.interfaces import interface_of
+    from mmrl.engine.machine.interfaces import interface_of
 
     prepare_process()
     if interface := interface_of("127.0.0.1"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mmrl.engine.tiny_model import SPECIAL_TOKENS, VISION_TOKENS, write_processor, write_tokenizer
+from mmrl.engine.aids.tiny_model import SPECIAL_TOKENS, VISION_TOKENS, write_processor, write_tokenizer
 
 
 def _text(hidden: int, layers: int, heads: int, kv_heads: int, mlp: int, vocabulary: int, tied: bool) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from mmrl.commands.plan.footprint import Footprint
 from mmrl.commands.plan.needs import PlannedNeeds
 from mmrl.commands.plan.proposal import changed, fits, propose
 from mmrl.config.load import from_mapping
-from mmrl.engine.host_memory import check_hosts
+from mmrl.engine.machine.host_memory import check_hosts
 from mmrl.errors import ResourceError
 from mmrl.ops.cost import ModelShape
 from mmrl.ops.memory import Zero, states

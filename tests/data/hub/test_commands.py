@@ -18,7 +18,7 @@ from tests.faults.runs import rollouts
 INDEX = "model.safetensors.index.json"
 OPEN_THEN_FETCH = """
 import sys
-from mmrl.engine.folder import ModelFolder
+from mmrl.engine.network.folder import ModelFolder
 
 folder = ModelFolder.open("org/tiny", "main")
 print(folder.commit, flush=True)

@@ -1,0 +1,1 @@
+"""The learner: packed rows, DeepSpeed, its settings and its state."""

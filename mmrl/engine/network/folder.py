@@ -1,0 +1,387 @@
+"""A model's Hugging Face folder: its config, tokenizer and processor, loaded once and without weights."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from mmrl.data.grid import ImageGrid, ImageSizes
+from mmrl.data.hub import HubRepo
+from mmrl.engine.network.family import Family, family_of
+from mmrl.engine.network.image_form import ImageForm
+from mmrl.engine.network.optional_imports import without_unused
+from mmrl.engine.network.vocabulary import Vocabulary, ids_of, template_end
+from mmrl.errors import ConfigError, MMRLError, ResourceError, first_line
+
+CONFIGURATION = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
+"""The files of a model on the hub that are read before its weights."""
+KEPT = (*CONFIGURATION, "additional_chat_templates/*.jinja", "LICENSE*", "NOTICE*")
+"""The files that a model written anew has from its source, config and index of the weights aside."""
+_OWN = ("config.json", "mmrl.json", "adapter_config.json")
+"""Names that ``KEPT`` finds and that are about the weights beside them."""
+INDEX = "model.safetensors.index.json"
+TEXT_IMAGE_FACTOR = 28
+"""The image grid of a model that reads no images; no image ever meets it."""
+_SHOWN_MODELS = 3
+"""Most folders within a wrongly named one that a message lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """The facts of a model that a run needs before its weights are loaded.
+
+    Attributes:
+        name: The config's name for it: a folder, or a hub id.
+        path: The folder on this machine; a hub model's has all weights once it is ``fetched``.
+        commit: Commit of a hub model; None for a folder.
+        config: The transformers config.
+        tokenizer: The tokenizer.
+        processor: The multimodal processor; None for a text model.
+        trust_remote_code: True if Python code of the folder may run.
+    """
+
+    name: str
+    path: str
+    commit: str | None
+    family: Family
+    config: Any
+    generation_config: Any
+    tokenizer: Any
+    processor: Any
+    vocabulary: Vocabulary
+    trust_remote_code: bool = False
+
+    @classmethod
+    def open(
+        cls, name: str, revision: str | None = None, *, trust_remote_code: bool = False, with_weights: bool = True
+    ) -> ModelFolder:
+        """Read a model's configuration files.
+
+        Args:
+            revision: Branch, tag or commit of a hub model; None for its default branch.
+            with_weights: True if a folder must hold them; a hub model's are never fetched here.
+
+        Raises:
+            ConfigError: The folder is missing, incomplete or damaged, or the family is not supported.
+            HubError: The name is a hub id, and the hub does not give it.
+            ResourceError: transformers is too old for a model that reads images.
+        """
+        repo = HubRepo("model", name, revision).pinned() if _is_hub_id(name) else None
+        here = _local(name, revision, with_weights) if repo is None else _configuration(repo)
+        where = f"model.path: {name}" if repo is None else str(repo)
+        with without_unused():
+            from transformers import (
+                MODEL_MAPPING,
+                AutoConfig,
+                AutoProcessor,
+                AutoTokenizer,
+                GenerationConfig,
+                PreTrainedConfig,
+            )
+
+        options = {"trust_remote_code": trust_remote_code}
+        try:
+            # First without transformers, whose message on an unknown type says less.
+            written, _ = PreTrainedConfig.get_config_dict(here)
+            family = family_of(written.get("model_type"), name)
+            config = AutoConfig.from_pretrained(here, **options)
+            loader = AutoProcessor if family.vision else AutoTokenizer
+            processor = loader.from_pretrained(here, **options)
+        except MMRLError:
+            raise
+        except Exception as error:  # files of somebody else's: transformers raises whatever it stumbles over
+            raise ConfigError(
+                f"the model cannot be opened: {first_line(error)}",
+                where=where,
+                remedy="name a complete folder, or a hub id of one",
+            ) from error
+        # Code of the folder's own is looked at once it is loaded.
+        if family.vision and (body := MODEL_MAPPING.get(type(config), None)):
+            check_takes_features(body, where)
+        try:
+            generation = GenerationConfig.from_pretrained(here)
+        except OSError:
+            generation = GenerationConfig.from_model_config(config)
+        tokenizer = processor.tokenizer if family.vision else processor
+        end = template_end(processor, tokenizer, in_parts=family.vision)
+        vocabulary = Vocabulary.of(family, config, generation, tokenizer, end)
+        language = config.get_text_config().model_type
+        if family.languages and language not in family.languages:
+            raise ConfigError(
+                f"models of type {family.model_type!r} whose language model is {language!r} are not supported",
+                where=where,
+                possible=f"language models of type {', '.join(family.languages)}",
+                remedy="choose another model of this family",
+            )
+        for missing in _missing(config, processor, tokenizer, vocabulary):
+            raise ConfigError(missing, where=where, remedy="choose an instruction-tuned model")
+        if repo is None and with_weights:
+            _check_weights(here)
+        processor = processor if family.vision else None
+        commit = repo.revision if repo else None
+        files = (name, str(here), commit)
+        return cls(*files, family, config, generation, tokenizer, processor, vocabulary, trust_remote_code)
+
+    def fetched(self) -> ModelFolder:
+        """The same with ``path`` a folder on this machine that has the weights; call it once per machine.
+
+        Files of the commit that are in the machine's cache are not fetched again. Weights in formats that are not read
+        are not fetched.
+
+        Raises:
+            ConfigError: The weights are no safetensors.
+            HubError: The hub does not give them.
+            ResourceError: The cache cannot be written.
+        """
+        if self.commit is None:
+            return self
+        repo = HubRepo("model", self.name, self.commit)
+        here = _configuration(repo)
+        weights = _weights(here)
+        repo.download(weights)
+        if absent := [name for name in weights if not (here / name).is_file()]:
+            raise repo.lacks(absent[0])
+        _check_weights(here)
+        return replace(self, path=str(here))
+
+    def files(self) -> list[str]:
+        """Names of all files that make up the model, weights included."""
+        here = Path(self.path)
+        configuration = {file.name for pattern in CONFIGURATION for file in here.glob(pattern)}
+        return sorted(configuration | {name for name in _weights(here) if (here / name).is_file()})
+
+    @property
+    def quantized_by(self) -> str | None:
+        """The method that has quantised the folder's weights, such as ``awq``; None if they are not quantised."""
+        for config in (self.config, self.config.get_text_config()):
+            found = getattr(config, "quantization_config", None) or getattr(config, "compression_config", None)
+            if found:
+                facts = found if isinstance(found, dict) else vars(found)
+                return str(facts.get("quant_method") or "by an unnamed method")
+        return None
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest sequence that the model was made for."""
+        return int(self.config.get_text_config().max_position_embeddings)
+
+    @property
+    def images(self) -> ImageForm:
+        """How the model reads images; only for a family with ``vision``."""
+        assert self.family.images is not None, f"{self.family.model_type} reads no images"
+        return self.family.images(self.config, self.processor)
+
+    @property
+    def image_token_id(self) -> int:
+        """The id of an image token; -1 for a text model."""
+        return self.images.token_id if self.family.vision else -1
+
+    def image_sizes(self, min_pixels: int, max_pixels: int) -> ImageSizes:
+        """The sizes to which images are normalised; of ``TEXT_IMAGE_FACTOR`` for a text model."""
+        if self.family.vision:
+            return self.images.sizes(min_pixels, max_pixels)
+        return ImageGrid(TEXT_IMAGE_FACTOR, min_pixels, max_pixels)
+
+    def image_tokens(self, width: int, height: int) -> int:
+        """Image tokens of a stored image."""
+        return self.images.tokens(width, height)
+
+    def save_files(self, folder: Path) -> None:
+        """Write tokenizer, processor, chat template and generation config beside saved weights: the source's own files.
+
+        So a reader of the source reads the result. ``save_pretrained`` would write the layout of the installed
+        transformers: transformers 4 then misses ``preprocessor_config.json``, and 4.51 stops at a
+        ``processor_config.json`` of transformers 5 even beside it. Generation settings that do not end at the
+        template's end of turn are given it. Code that this run may not run is not handed on.
+        """
+        names = [name for name in kept_files(Path(self.path)) if self.trust_remote_code or not name.endswith(".py")]
+        for name in names:
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(Path(self.path, name), folder / name)
+        if not names:  # the source was removed meanwhile
+            (self.processor or self.tokenizer).save_pretrained(folder)
+        if "generation_config.json" not in names:
+            # Not ``save_pretrained``, which refuses settings that many folders have.
+            self.generation_config.to_json_file(folder / "generation_config.json")
+        self._save_end(folder / "generation_config.json")
+
+    def _save_end(self, file: Path) -> None:
+        """Add the template's end of turn to saved generation settings, so that servers stop where the run has."""
+        end = self.vocabulary.end_of_turn
+        if end is None or end in ids_of(self.generation_config.eos_token_id):
+            return
+        settings = json.loads(file.read_text(encoding="utf-8")) | {"eos_token_id": list(self.vocabulary.eos)}
+        file.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    def save_config(self, folder: Path, dtype: str) -> None:
+        """Write the source's config.json with the element type of saved weights, and nothing else changed.
+
+        Raises:
+            OSError: It cannot be written, or the source was removed meanwhile.
+        """
+        config = _typed(json.loads(Path(self.path, "config.json").read_text(encoding="utf-8")), dtype)
+        if not {"dtype", "torch_dtype"} & config.keys():
+            config["dtype"] = dtype
+        text = json.dumps(config, indent=2, ensure_ascii=False)
+        (folder / "config.json").write_text(f"{text}\n", encoding="utf-8")
+
+
+def kept_files(source: Path) -> Iterator[str]:
+    """Names of the files that a model written anew takes unchanged from its source's folder."""
+    for path in sorted({path for pattern in KEPT for path in source.glob(pattern)}):
+        if path.is_file() and path.name not in _OWN and not path.name.endswith(".index.json"):
+            yield str(path.relative_to(source))
+
+
+def _typed(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """A config with this element type wherever it names one."""
+    return {
+        key: dtype if key in ("dtype", "torch_dtype") else _typed(value, dtype) if isinstance(value, Mapping) else value
+        for key, value in config.items()
+    }
+
+
+def check_takes_features(body: Any, where: str) -> None:
+    """Check that the body of a vision-language model takes the features that the vision tower made of its images.
+
+    transformers before 5.18 drops them in silence, and the learner would train as if there were no images.
+
+    Args:
+        body: Class or instance.
+
+    Raises:
+        ResourceError: It does not.
+    """
+    if takes_features(body):
+        return
+    raise ResourceError(
+        f"transformers {version('transformers')} is too old to train a model that reads images: it would drop them",
+        where=where,
+        possible="transformers 5.18 or later; models of text alone train with this one too",
+        remedy="pip install 'transformers>=5.18,<5.20'",
+    )
+
+
+def takes_features(body: Any) -> bool:
+    """True if the body of a vision-language model takes features of images; see ``check_takes_features``."""
+    return "mm_encoder_outputs" in inspect.signature(body.forward).parameters
+
+
+def trains_on_images() -> bool:
+    """True if the installed transformers can train models on images; see ``check_takes_features``."""
+    import transformers
+
+    return takes_features(transformers.Qwen2_5_VLModel)
+
+
+def _is_hub_id(name: str) -> bool:
+    """True if a name is a hub's, and not a folder's, whether or not the folder exists."""
+    return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) is not None and not Path(name).parent.exists()
+
+
+def _local(name: str, revision: str | None, with_weights: bool) -> Path:
+    """The folder of that name."""
+    here = Path(name).expanduser()
+    if (here / "adapter_config.json").is_file() and not (here / "config.json").is_file():
+        raise ConfigError(
+            f"{name} holds an adapter, and no whole model",
+            where="model.path",
+            possible="the folder of a whole model; a run goes on from an adapter with --resume PATH",
+            remedy="merge it into its model: `mmrl export`",
+        )
+    if not ((here / "config.json").is_file() and (any(here.glob("*.safetensors")) or not with_weights)):
+        raise _no_model(name, here)
+    if revision is not None:
+        raise ConfigError(
+            "a folder has no revisions",
+            where=f"model.revision: {revision}",
+            possible="a revision of a model on the hub",
+            remedy=f"remove it, or name the model on the hub instead of {name}",
+        )
+    return here
+
+
+def _no_model(name: str, here: Path) -> ConfigError:
+    """The error for a path that is no model's folder, with what it lacks."""
+    what, remedy = f"no model folder at {name}", "check the path"
+    if here.is_dir():
+        lacks = "no config.json" if not (here / "config.json").is_file() else "a config.json and no *.safetensors"
+        what, models = f"{what}: the folder is there, and has {lacks}", _models_below(here)
+        if others := sorted(each.name for each in here.iterdir() if each.suffix in (".bin", ".pt", ".pth", ".gguf")):
+            remedy = f"convert {others[0]} to safetensors: other formats are not read"
+        elif models:
+            remedy = f"name the model in it: {', '.join(map(str, models))}"
+        elif not any(here.iterdir()):
+            remedy = "check the path: the folder is empty"
+    elif here.exists():
+        what = f"{what}: that is a file"
+    possible = "a folder with config.json, tokenizer and safetensors, or a hub id such as org/name"
+    return ConfigError(what, where="model.path", possible=possible, remedy=remedy)
+
+
+def _models_below(here: Path) -> list[Path]:
+    """Some model folders within a folder, the newest checkpoint of a run first."""
+    levels = ("*/config.json", "*/*/config.json", "checkpoints/*/model/config.json")
+    found = dict.fromkeys(file.parent for pattern in levels for file in here.glob(pattern))
+    return sorted(found, reverse=True)[:_SHOWN_MODELS]
+
+
+def _configuration(repo: HubRepo) -> Path:
+    """The folder here with a hub model's configuration files."""
+    here = repo.download(CONFIGURATION)
+    if not (here / "config.json").is_file():
+        raise repo.lacks("config.json")
+    return here
+
+
+def _weights(here: Path) -> list[str]:
+    """Names of the files that hold a folder's weights."""
+    if not (here / INDEX).is_file():
+        return ["model.safetensors"]
+    try:
+        names = sorted(set(json.loads((here / INDEX).read_text())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError("the index of the model's weights cannot be read", where=str(here / INDEX)) from error
+    for name in names:
+        if not re.fullmatch(r"[\w.-]+\.safetensors", str(name)):
+            raise ConfigError(
+                f"the index of the model's weights names {name!r:.200}",
+                where=str(here / INDEX),
+                possible="*.safetensors in the same folder; formats that hold Python objects are not read",
+                remedy="convert the weights to safetensors",
+            )
+    return names
+
+
+def _check_weights(here: Path) -> None:
+    """Read the headers of a folder's weights."""
+    from safetensors import SafetensorError, safe_open
+
+    for name in _weights(here):
+        try:
+            with safe_open(here / name, framework="numpy"):
+                pass
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(
+                f"the model's weights cannot be read: {error}",
+                where=str(here / name),
+                possible="safetensors",
+                remedy="fetch the file again, or convert the weights to safetensors",
+            ) from error
+
+
+def _missing(config: Any, processor: Any, tokenizer: Any, vocabulary: Vocabulary) -> Iterator[str]:
+    """Reasons why the model cannot be trained here."""
+    if not vocabulary.eos:
+        yield "the model has no end-of-sequence token"
+    if not (getattr(processor, "chat_template", None) or tokenizer.chat_template):
+        yield "the model has no chat template"
+    if "sliding_attention" in (getattr(config.get_text_config(), "layer_types", None) or ()):
+        yield "the model has layers with sliding-window attention, which cannot be packed"

@@ -1,0 +1,73 @@
+"""The number of a model's parameters, part by part, from its config alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from mmrl.config.sections import LoraConfig
+from mmrl.engine.network.adapters import chosen_layers, linear_layers
+from mmrl.engine.network.folder import ModelFolder
+from mmrl.engine.network.quantization import quantizable
+from mmrl.ops.memory import NF4_BYTES
+
+
+def meta_model(folder: ModelFolder) -> Any:
+    """The model without storage for its weights."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    kind = AutoModelForImageTextToText if folder.family.vision else AutoModelForCausalLM
+    with torch.device("meta"):
+        return kind.from_config(folder.config, trust_remote_code=folder.trust_remote_code)
+
+
+def part_sizes(
+    folder: ModelFolder, freeze: Sequence[str] = (), lora: LoraConfig | None = None
+) -> dict[str, tuple[int, int]]:
+    """Each part's trained and frozen parameters; adapters count to the part of their layers.
+
+    Raises:
+        ConfigError: ``lora.targets`` names no layer.
+    """
+    model, family = meta_model(folder), folder.family
+    sizes = {part: [0, 0] for part in family.parts}
+    for name, parameter in model.named_parameters():
+        part = family.part_of(name)
+        sizes[part][part in freeze or lora is not None] += parameter.numel()
+    if lora is not None:
+        layers = linear_layers(model)
+        for name in chosen_layers(list(layers), family, lora.targets):
+            layer = layers[name]
+            sizes[family.part_of(f"{name}.")][0] += lora.rank * (layer.in_features + layer.out_features)
+    return {part: (trained, frozen) for part, (trained, frozen) in sizes.items()}
+
+
+def quantized_sizes(folder: ModelFolder) -> tuple[int, int]:
+    """Parameters that ``model.quantize`` keeps in 4 bits: of all layers, and of the largest one."""
+    layers = linear_layers(meta_model(folder))
+    sizes = [layers[name].weight.numel() for name in quantizable(layers, folder.family)]
+    return sum(sizes), max(sizes, default=0)
+
+
+def weight_bytes(folder: ModelFolder, width: int, *, quantize: bool) -> list[int]:
+    """Bytes of each weight as the learner holds it, with ``width`` bytes a number unless it is kept in 4 bits."""
+    model = meta_model(folder)
+    packed = set[str]()
+    if quantize:
+        packed = {f"{name}.weight" for name in quantizable(linear_layers(model), folder.family)}
+    return [
+        round(parameter.numel() * (NF4_BYTES if name in packed else width))
+        for name, parameter in model.named_parameters()
+    ]
+
+
+def largest_adapted(folder: ModelFolder, lora: LoraConfig) -> int:
+    """Parameters of the largest layer with an adapter.
+
+    Raises:
+        ConfigError: ``lora.targets`` names no layer.
+    """
+    layers = linear_layers(meta_model(folder))
+    return max(layers[name].weight.numel() for name in chosen_layers(list(layers), folder.family, lora.targets))

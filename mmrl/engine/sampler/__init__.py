@@ -1,0 +1,1 @@
+"""The samplers, and the steps that they count."""

@@ -1,0 +1,1 @@
+"""Text and tokens: chat templates, encoded prompts, turns and tool calls."""
