@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from mmrl.config.plugin_specs import DatasetSpec
 from mmrl.config.sections import Config
@@ -16,20 +16,21 @@ from mmrl.data.ahead import PromptsAhead
 from mmrl.data.images import MediaStore
 from mmrl.data.prompts import Part, Progress, PromptSource
 from mmrl.errors import ConfigError, plugin_errors, plural
-from mmrl.interfaces import Algorithm, DatasetLoader, Needs, Plugin, Reward, RunFacts, served_needs
+from mmrl.interfaces import Algorithm, Plugin, Reward, RunFacts, served_needs
 from mmrl.plugin_host import registry
 from mmrl.rollout.episodes.process import EnvironmentFacts
+from mmrl.runs import checks
+from mmrl.runs.dataset import Dataset, texts
 from mmrl.runs.environment import checked_facts
 from mmrl.system.report import rows
 from mmrl.training.sources import SOURCES, Source
-from mmrl.types import ENVIRONMENT, Prompt
+from mmrl.types import ENVIRONMENT
 
 if TYPE_CHECKING:
     from mmrl.engine.device import DeviceKind
     from mmrl.engine.network.folder import ModelFolder
     from mmrl.engine.spec import EngineSpec
     from mmrl.engine.text.encoding import Encoder
-    from mmrl.ops.cost import MixtureShape
 
 LORA_RATE = 1e-5
 """Learning rates of adapters begin here; those of whole weights end here."""
@@ -65,7 +66,9 @@ class RunSetup:
     @cached_property
     def algorithm(self) -> Algorithm:
         """The algorithm, its needs checked against the config."""
-        self._check_learner()
+        from mmrl.engine.learner.learner_settings import check_settings
+
+        check_settings(self.config.learner.deepspeed)
         if self.config.sampler.name == "vllm":
             from mmrl.engine.sampler.vllm_arguments import check_engine_keys
 
@@ -75,9 +78,9 @@ class RunSetup:
         with plugin_errors(algorithm, "aggregation"):
             _ = algorithm.aggregation
         if SOURCES[algorithm.source].samples:
-            self._check_rollouts(needs)
+            checks.check_rollouts(self.config, needs)
         else:
-            self._check_demonstrations()
+            checks.check_demonstrations(self.config)
         return algorithm
 
     @property
@@ -96,7 +99,7 @@ class RunSetup:
         for where, plugin in self._checking_plugins():
             with plugin_errors(plugin, "check"):
                 try:
-                    warnings += [f"{where}: {warning}" for warning in _texts(plugin.check(self._facts))]
+                    warnings += [f"{where}: {warning}" for warning in texts(plugin.check(self._facts))]
                 except ValueError as error:
                     errors.append(ConfigError(str(error), where=where))
         if errors:
@@ -158,7 +161,7 @@ class RunSetup:
         )
         if (error := folder.family.refusal(asked_features(self.config), None, None)) is not None:
             raise error
-        self._check_sampler(folder)
+        checks.check_sampler(self.config, folder)
         parts, frozen = set(folder.family.parts), set(model.freeze)
         if not frozen < parts:
             raise ConfigError(
@@ -237,7 +240,7 @@ class RunSetup:
         """The training prompts, however few."""
         data, scored = self.config.data, self.source.samples
         source = self._source((data.train, *data.mix), "data.train", scored=scored)
-        self._check_reward_sources(source)
+        checks.check_reward_sources(self.config, source, lambda: self.evaluation)
         return source
 
     @cached_property
@@ -291,7 +294,7 @@ class RunSetup:
 
     def num_rows(self, key: str, spec: DatasetSpec) -> int:
         """Rows of a dataset as its loader gives them, which needs no model."""
-        return len(self._load(key, spec)[0])
+        return len(self._load(key, spec).rows)
 
     @cached_property
     def num_adapter_weights(self) -> int | None:
@@ -301,7 +304,7 @@ class RunSetup:
             ConfigError: The model cannot be trained, or ``model.lora.targets`` names modules that it lacks.
             ResourceError: ``model.quantize`` needs a package that is not installed.
         """
-        self._check_quantization()
+        checks.check_quantization(self.config, self.folder)
         if self.config.model.lora is None:
             return None
         return sum(trained for trained, _ in self.part_sizes.values())
@@ -315,7 +318,7 @@ class RunSetup:
         """
         from mmrl.engine.network.sizes import part_sizes
 
-        self._check_trainable()
+        checks.check_trainable(self.config, self.folder)
         model = self.config.model
         return part_sizes(self.folder, model.freeze, model.lora)
 
@@ -359,17 +362,17 @@ class RunSetup:
         data = self.config.data
         keys = [name, *(f"data.mix.{index}" for index in range(len(specs) - 1))]
         loaded = [self._load(key, spec) for key, spec in zip(keys, specs, strict=True)]
-        kind = PromptSource if name == "data.eval" else self._kind(sum(len(found) for found, _ in loaded))
+        kind = PromptSource if name == "data.eval" else self._kind(sum(len(each.rows) for each in loaded))
         source = kind(
             [
                 Part(
                     spec.source,
-                    found,
+                    each.rows,
                     spec.weight,
-                    "" if kind is PromptSource else _fingerprint(loader),
-                    partial(_notes, loader),
+                    "" if kind is PromptSource else each.fingerprint(),
+                    each.notes,
                 )
-                for spec, (found, loader) in zip(specs, loaded, strict=True)
+                for spec, each in zip(specs, loaded, strict=True)
             ],
             self.encoder,
             system_prompt=data.system_prompt,
@@ -383,281 +386,25 @@ class RunSetup:
             name=name,
             progress=self._progress,
         )
-        self._check_lengths(source)
+        checks.check_lengths(self.config, self.folder, source)
         if scored:
-            self._check_scored(source)
+            checks.check_scored(self.config, source)
         return source
 
     def _kind(self, num_rows: int) -> type[PromptSource]:
         """The way to read so many training rows."""
         if num_rows <= self.config.data.scan_rows if self._scans is None else self._scans:
             return PromptSource
-        self.check_ahead(num_rows)
+        checks.check_ahead(self.config, self.folder, num_rows)
         return PromptsAhead
 
-    def check_ahead(self, num_rows: int) -> None:
-        """Check that a run may begin without reading its training rows.
-
-        Raises:
-            ConfigError: Nobody says how many images a prompt may have.
-        """
-        data = self.config.data
-        if data.max_images is None and self.folder.family.vision:
-            raise ConfigError(
-                f"data.max_images is not set, and {num_rows} training rows are not read before the run starts, so that "
-                "nobody knows how many images a prompt has, for which the sampler reserves memory",
-                where=f"data.max_images: null; data.scan_rows: {data.scan_rows}",
-                possible="the most images of a prompt, such as 1; rows with more are left out",
-                remedy=f"set data.max_images; or data.scan_rows: {num_rows} for a new run, which then reads all rows",
-            )
-
-    def _check_lengths(self, source: PromptSource) -> None:
-        """Check that the model reads the longest prompt that may come with all that may follow it."""
-        allowed, follows = self.config.data.max_prompt_tokens, self.config.max_completion_tokens
-        most = self.folder.max_tokens
-        if allowed + follows <= most:
-            return
-        is_episode = self.config.environment is not None
-        after, key = ("episodes", "environment.max_tokens") if is_episode else ("completions", "sampler.max_new_tokens")
-        longest = source.longest if source.is_scanned else allowed
-        if longest + follows <= most:
-            remedy = f"set data.max_prompt_tokens: {most - follows}"
-        elif longest < most:
-            remedy = f"set data.max_prompt_tokens: {longest} and {key}: {most - longest} or less"
-        else:
-            remedy = f"set data.max_prompt_tokens below {most}, which leaves longer prompts out, and {key} to the rest"
-        raise ConfigError(
-            f"prompts and {after} may take {allowed + follows} tokens, and the model reads {most}",
-            where=f"data.max_prompt_tokens = {allowed}; {after} may take {follows} ({key})"
-            + (f"; the longest prompt of {source.name} has {longest} tokens" if source.is_scanned else ""),
-            remedy=remedy,
-        )
-
-    def _check_scored(self, source: PromptSource) -> None:
-        """Check that each row has a reward that scores it."""
-        named = [reward.sources for reward in self.config.rewards]
-        if None in named or self.config.environment is not None:  # which scores every row
-            return
-        scored = {name for names in named if names is not None for name in names}
-        if missing := sorted(source.sources.keys() - scored):
-            raise ConfigError(
-                f"no reward scores the rows of {', '.join(missing)}",
-                where=f"rewards: sources; {source.name} has rows of {_counted(source.sources)}",
-                possible=f"rewards for {', '.join(sorted(scored))}, and for {', '.join(missing)}",
-                remedy="add them to the sources of a reward, or leave out the sources of one that scores every row",
-            )
-
-    def _check_reward_sources(self, training: PromptSource) -> None:
-        """Check that each source that a reward names is there."""
-        if not training.is_scanned:  # its rows may name sources of their own
-            return
-        data = self.config.data
-        known = {spec.source for spec in (data.train, *data.mix, *([data.eval] if data.eval else []))}
-        known |= training.sources.keys()
-        named = {name for reward in self.config.rewards for name in reward.sources or ()}
-        if named - known and self.evaluation is not None:
-            known |= self.evaluation.sources.keys()
-        if missing := sorted(named - known):
-            raise ConfigError(
-                f"rewards are meant for rows of {', '.join(missing)}, and there are none",
-                where="rewards: sources",
-                possible=", ".join(sorted(known)),
-                remedy="name labels of datasets, or what the rows themselves say that they are from",
-            )
-
-    def _load(self, key: str, spec: DatasetSpec) -> tuple[Sequence[Prompt], DatasetLoader]:
-        root = self.config.data.image_root
-        if root is not None and "image_root" in registry.options_class("dataset", spec.name).model_fields:
-            options = {key: value for key, value in spec.options.items() if value is not None}
-            spec = DatasetSpec(name=spec.name, **{"image_root": root, **options})
-        loader = registry.create("dataset", spec)
-        with plugin_errors(loader, "load"):
-            found = loader.load()
-        self.chosen[key] = _about(loader)
-        return found, loader
-
-    def _check_learner(self) -> None:
-        from mmrl.engine.learner.learner_settings import (
-            LEARNER_KEYS,
-            LEARNER_SECTIONS,
-            OWNED_LEARNER_KEYS,
-            ZERO_NUMBERS,
-        )
-
-        settings = self.config.learner.deepspeed
-        if "tensor_parallel" in settings:
-            raise ConfigError(
-                "the learner's layers cannot be divided among ranks: a rank would hold parts of weights, and the "
-                "sampler, checkpoints and the reference policy take whole ones; and ranks are given different rows, "
-                "where those that share a layer need the same",
-                where="learner.deepspeed.tensor_parallel",
-                remedy="remove it; learner.zero_stage: 3 divides the same memory among all ranks, and "
-                "sampler.tensor_parallel_size divides the sampler's layers",
-            )
-        refused = sorted(settings.keys() - LEARNER_KEYS)
-        refused += [key for key in OWNED_LEARNER_KEYS if _has(settings, key.split("."))]
-        if refused:
-            raise ConfigError(
-                f"learner.deepspeed does not take {', '.join(refused)}",
-                where="learner.deepspeed",
-                possible=f"{', '.join(sorted(LEARNER_KEYS))}, without {', '.join(OWNED_LEARNER_KEYS)}",
-                remedy="check the name, or look among mmrl's own keys of the learner section: `mmrl schema`",
-            )
-
-        for key in LEARNER_SECTIONS:
-            if key in settings and not isinstance(settings[key], Mapping):
-                raise ConfigError(
-                    f"learner.deepspeed.{key} is {settings[key]!r}, and it holds settings of its own",
-                    where=f"learner.deepspeed.{key}",
-                    possible="a mapping, such as zero_optimization: {overlap_comm: true}",
-                    remedy="write it as DeepSpeed's documentation does, or remove it",
-                )
-        zero = settings.get("zero_optimization")
-        for key, value in zero.items() if isinstance(zero, Mapping) else ():
-            if key in ZERO_NUMBERS and not isinstance(value, int | float):
-                raise ConfigError(
-                    f"learner.deepspeed.zero_optimization.{key} is {value!r}, and not a number",
-                    where=f"learner.deepspeed.zero_optimization.{key}",
-                    remedy="write a number, such as 5e8, or remove it",
-                )
-
-    def _check_sampler(self, folder: ModelFolder) -> None:
-        """See that vLLM can divide the model's layers among the ranks that sample together."""
-        from mmrl.engine.network.shape import model_shape
-
-        config = self.config
-        size, ranks = config.sampler.tensor_parallel_size, config.cluster.ranks
-        stages = config.sampler.pipeline_parallel_size
-        shape, whole_tower = model_shape(folder.config), config.sampler.engine.get("mm_encoder_tp_mode") == "data"
-        if stages > shape.layers:
-            raise ConfigError(
-                f"the sampler's layers cannot be divided into {stages} parts: the model has {shape.layers}",
-                where=f"sampler.pipeline_parallel_size: {stages}",
-                possible=f"1 to {shape.layers}",
-                remedy="lower it",
-            )
-        if reason := shape.indivisible(size, whole_tower=whole_tower):
-            sizes = [n for n in range(1, ranks + 1) if ranks % (n * stages) == 0]
-            sizes = [n for n in sizes if not shape.indivisible(n, whole_tower=whole_tower)]
-            raise ConfigError(
-                f"{size} ranks cannot share one copy of the sampler's weights: {reason}",
-                where=f"sampler.tensor_parallel_size: {size}",
-                possible=f"{', '.join(map(str, sizes))} (with cluster.ranks: {ranks})",
-                remedy="set one of these"
-                + ("; or sampler.engine.mm_encoder_tp_mode: data, a whole tower on each rank" * ("tower" in reason)),
-            )
-        self._check_experts(folder, shape.mixture)
+    def _load(self, key: str, spec: DatasetSpec) -> Dataset:
+        dataset = Dataset(spec, self.config.data.image_root)
+        self.chosen[key] = dataset.about
+        return dataset
 
     def refusal_on(self, kind: DeviceKind) -> ConfigError | None:
         """The error with which a run ends on a kind of device, though its config fits the model."""
         from mmrl.engine.refusals import device_refusal
 
         return device_refusal(self.folder, self.config, kind, samples=self.with_sampler)
-
-    def _check_experts(self, folder: ModelFolder, mixture: MixtureShape | None) -> None:
-        """See that the model has experts if the config wants something of them."""
-        learner = self.config.learner
-        wants = {"router_aux_loss_coef": learner.router_aux_loss_coef > 0, "routing": learner.routing != "own"}
-        for key in (key for key, wanted in wants.items() if wanted and mixture is None):
-            raise ConfigError(
-                f"a model of type {folder.family.model_type} has no experts",
-                where=f"learner.{key}: {getattr(learner, key)}",
-                remedy=f"remove learner.{key}, or choose a mixture of experts",
-            )
-
-    def _check_quantization(self) -> None:
-        self._check_trainable()
-        if self.config.model.quantize is not None:
-            from mmrl.engine.network.quantization import check_installed
-
-            check_installed()
-
-    def _check_trainable(self) -> None:
-        if (method := self.folder.quantized_by) is not None:
-            raise ConfigError(
-                f"the model's weights are stored quantised ({method}), and such weights cannot be trained",
-                where=f"model.path: {self.config.model.path}",
-                possible="a model with weights in bfloat16, float16 or float32",
-                remedy="name the model that it was quantised from; beside model.lora, model.quantize: nf4 keeps that "
-                "one's weights in 4 bits",
-            )
-
-    def _check_demonstrations(self) -> None:
-        config = self.config
-        if config.sampler.temperature != 1.0:
-            raise ConfigError(
-                "demonstrations are learned at temperature 1",
-                where=f"sampler.temperature: {config.sampler.temperature}",
-                remedy="remove sampler.temperature",
-            )
-        if config.learner.routing != "own":
-            raise ConfigError(
-                "demonstrations are not sampled, so there are no sampler's experts to compare or to replay",
-                where=f"learner.routing: {config.learner.routing}",
-                remedy="remove learner.routing",
-            )
-        if config.learner.minibatches > config.trainer.prompts_per_step:
-            raise ConfigError(
-                f"learner.minibatches is {config.learner.minibatches}, but a step has fewer demonstrations",
-                where=f"trainer.prompts_per_step: {config.trainer.prompts_per_step}",
-                remedy="lower learner.minibatches",
-            )
-
-    def _check_rollouts(self, needs: Needs) -> None:
-        name, needed = self.config.algorithm.name, needs.min_group_size
-        if not self.config.rewards and self.config.environment is None:
-            remedy = "add one, or an environment that rewards turns"
-            raise ConfigError(f"algorithm {name!r} needs a reward", where="rewards", remedy=remedy)
-        if self.config.sampler.group_size < needed:
-            raise ConfigError(
-                f"algorithm {name!r} compares the completions of a prompt and needs {needed} of them",
-                where=f"sampler.group_size: {self.config.sampler.group_size}",
-                possible=f"{needed} or more",
-                remedy="raise sampler.group_size",
-            )
-
-
-def _has(settings: Any, path: Sequence[str]) -> bool:
-    """True if nested settings have a value at ``path``."""
-    for key in path:
-        if not isinstance(settings, Mapping) or key not in settings:
-            return False
-        settings = settings[key]
-    return True
-
-
-def _about(loader: DatasetLoader) -> dict[str, str]:
-    """A dataset's facts, and its loader's choices."""
-    about = dict[str, str]()
-    if (facts := loader.facts) is not None:
-        about |= {"dataset": f"{facts.origin}, licence {facts.licence}", "rewards": ", ".join(facts.reward)}
-        about |= {"note": facts.notes} if facts.notes else {}
-    with plugin_errors(loader, "describe"):
-        return about | {str(name): str(value) for name, value in loader.describe().items()}
-
-
-def _fingerprint(loader: DatasetLoader) -> str:
-    """A loader's fingerprint of its data."""
-    with plugin_errors(loader, "fingerprint"):
-        fingerprint = loader.fingerprint()
-        if not isinstance(fingerprint, str):
-            raise TypeError(f"expected a text, got {fingerprint!r:.200}")
-    return fingerprint
-
-
-def _notes(loader: DatasetLoader) -> list[str]:
-    """A loader's notes on what it left out."""
-    with plugin_errors(loader, "notes"):
-        return _texts(loader.notes())
-
-
-def _counted(counts: Mapping[str, int]) -> str:
-    """Counts as a text such as ``geometry (40), digits (2)``."""
-    return ", ".join(f"{name} ({count})" for name, count in counts.items())
-
-
-def _texts(answer: Sequence[str]) -> list[str]:
-    """A plugin's answer as a list of texts; raises TypeError for anything else."""
-    if isinstance(answer, str) or not all(isinstance(text, str) for text in answer):
-        raise TypeError(f"expected a list of texts, got {answer!r:.200}")
-    return list(answer)

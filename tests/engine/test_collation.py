@@ -7,8 +7,8 @@ import threading
 import torch
 
 from mmrl.engine import device
+from mmrl.engine.learner import collation
 from mmrl.engine.learner.collation import Collator
-from mmrl.engine.learner.learner import collation
 from mmrl.engine.network.policy import load_policy
 from mmrl.engine.network.vision import BLANK, ImageInputs
 from mmrl.types import ImageRef

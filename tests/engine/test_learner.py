@@ -17,8 +17,8 @@ import torch
 
 from mmrl.cluster.launch import start_engine
 from mmrl.engine.device import FEATURE_BYTES
+from mmrl.engine.learner import learner_settings
 from mmrl.engine.learner.collation import Collator
-from mmrl.engine.learner.learner import learner_settings
 from mmrl.engine.spec import EngineSpec
 from mmrl.errors import ConfigError
 from mmrl.interfaces import Aggregation, AggregationMode, Algorithm, Needs

@@ -94,7 +94,7 @@ def test_a_prompts_positions_do_not_depend_on_what_follows(family, build):
 
 
 def test_positions_of_episodes_are_remembered_within_a_bound(build, monkeypatch):
-    from mmrl.engine.learner.learner import collation
+    from mmrl.engine.learner import collation
 
     setting, _, collator = build(FIRST)
     samples, collate = setting.episodes(), collator()

@@ -16,7 +16,8 @@ import torch
 
 from mmrl.engine import rank
 from mmrl.engine.device import DeviceKind
-from mmrl.engine.learner.learner import DeepSpeedLearner, learner
+from mmrl.engine.learner import learner
+from mmrl.engine.learner.learner import DeepSpeedLearner
 from mmrl.engine.network import policy
 from mmrl.engine.network.features import Limit
 from mmrl.engine.network.policy import Policy, load_policy

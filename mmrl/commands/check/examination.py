@@ -28,6 +28,7 @@ from mmrl.plugin_host import registry
 from mmrl.plugin_host.used import used_plugins
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.runs.budget import Arithmetic, disk
+from mmrl.runs.checks import check_ahead
 from mmrl.runs.directory import check_place
 from mmrl.runs.episodes import playing
 from mmrl.runs.monitoring import fault_of, monitors_of
@@ -172,7 +173,7 @@ class _Examination:
                 f"a run measures each row when it is reached, and counts all of them (data.scan_rows is {most})"
             )
             with self.report.guarded():
-                self.setup.check_ahead(source.num_rows)
+                check_ahead(self.setup.config, self.setup.folder, source.num_rows)
         if len(data["sources"]) > 1:
             lines.append(f"sources    {counted(data['sources'])}")
         self.report.add(name, data, [*lines, *found.lines()])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmrl.engine.device import DeviceKind, merged
@@ -114,6 +114,49 @@ OWNED_LEARNER_KEYS = (
 """Settings within those that mmrl decides."""
 
 
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Check what a config holds for DeepSpeed.
+
+    Raises:
+        ConfigError: A setting is unknown, has another form, or is decided by mmrl.
+    """
+    if "tensor_parallel" in settings:
+        raise ConfigError(
+            "the learner's layers cannot be divided among ranks: a rank would hold parts of weights, and the "
+            "sampler, checkpoints and the reference policy take whole ones; and ranks are given different rows, "
+            "where those that share a layer need the same",
+            where="learner.deepspeed.tensor_parallel",
+            remedy="remove it; learner.zero_stage: 3 divides the same memory among all ranks, and "
+            "sampler.tensor_parallel_size divides the sampler's layers",
+        )
+    refused = sorted(settings.keys() - LEARNER_KEYS)
+    refused += [key for key in OWNED_LEARNER_KEYS if _has(settings, key.split("."))]
+    if refused:
+        raise ConfigError(
+            f"learner.deepspeed does not take {', '.join(refused)}",
+            where="learner.deepspeed",
+            possible=f"{', '.join(sorted(LEARNER_KEYS))}, without {', '.join(OWNED_LEARNER_KEYS)}",
+            remedy="check the name, or look among mmrl's own keys of the learner section: `mmrl schema`",
+        )
+
+    for key in LEARNER_SECTIONS:
+        if key in settings and not isinstance(settings[key], Mapping):
+            raise ConfigError(
+                f"learner.deepspeed.{key} is {settings[key]!r}, and it holds settings of its own",
+                where=f"learner.deepspeed.{key}",
+                possible="a mapping, such as zero_optimization: {overlap_comm: true}",
+                remedy="write it as DeepSpeed's documentation does, or remove it",
+            )
+    zero = settings.get("zero_optimization")
+    for key, value in zero.items() if isinstance(zero, Mapping) else ():
+        if key in ZERO_NUMBERS and not isinstance(value, int | float):
+            raise ConfigError(
+                f"learner.deepspeed.zero_optimization.{key} is {value!r}, and not a number",
+                where=f"learner.deepspeed.zero_optimization.{key}",
+                remedy="write a number, such as 5e8, or remove it",
+            )
+
+
 def check_overlap(kind: DeviceKind, settings: Mapping[str, Any], largest: int) -> None:
     """Check that no gradient is freed while it is reduced beside the backward pass.
 
@@ -144,3 +187,12 @@ def check_overlap(kind: DeviceKind, settings: Mapping[str, Any], largest: int) -
 def compiles(kind: DeviceKind, settings: Mapping[str, Any]) -> bool:
     """True if DeepSpeed is to compile the learner's passes (``compile.deepcompile``); on a CPU nothing is compiled."""
     return kind == "cuda" and bool(settings.get("compile", {}).get("deepcompile"))
+
+
+def _has(settings: Any, path: Sequence[str]) -> bool:
+    """True if nested settings have a value at ``path``."""
+    for key in path:
+        if not isinstance(settings, Mapping) or key not in settings:
+            return False
+        settings = settings[key]
+    return True

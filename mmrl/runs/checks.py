@@ -1,0 +1,195 @@
+"""Rules that a config, its model and its prompts have to keep together; each raises ConfigError where they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from mmrl.config.sections import Config
+from mmrl.data.prompts import PromptSource
+from mmrl.errors import ConfigError
+from mmrl.interfaces import Needs
+
+if TYPE_CHECKING:
+    from mmrl.engine.network.folder import ModelFolder
+    from mmrl.ops.cost import MixtureShape
+
+
+def check_rollouts(config: Config, needs: Needs) -> None:
+    """See that completions are scored, and as many of a prompt as the algorithm compares."""
+    name, needed = config.algorithm.name, needs.min_group_size
+    if not config.rewards and config.environment is None:
+        remedy = "add one, or an environment that rewards turns"
+        raise ConfigError(f"algorithm {name!r} needs a reward", where="rewards", remedy=remedy)
+    if config.sampler.group_size < needed:
+        raise ConfigError(
+            f"algorithm {name!r} compares the completions of a prompt and needs {needed} of them",
+            where=f"sampler.group_size: {config.sampler.group_size}",
+            possible=f"{needed} or more",
+            remedy="raise sampler.group_size",
+        )
+
+
+def check_demonstrations(config: Config) -> None:
+    """See that the config suits completions of the dataset."""
+    if config.sampler.temperature != 1.0:
+        raise ConfigError(
+            "demonstrations are learned at temperature 1",
+            where=f"sampler.temperature: {config.sampler.temperature}",
+            remedy="remove sampler.temperature",
+        )
+    if config.learner.routing != "own":
+        raise ConfigError(
+            "demonstrations are not sampled, so there are no sampler's experts to compare or to replay",
+            where=f"learner.routing: {config.learner.routing}",
+            remedy="remove learner.routing",
+        )
+    if config.learner.minibatches > config.trainer.prompts_per_step:
+        raise ConfigError(
+            f"learner.minibatches is {config.learner.minibatches}, but a step has fewer demonstrations",
+            where=f"trainer.prompts_per_step: {config.trainer.prompts_per_step}",
+            remedy="lower learner.minibatches",
+        )
+
+
+def check_sampler(config: Config, folder: ModelFolder) -> None:
+    """See that vLLM can divide the model's layers among the ranks that sample together."""
+    from mmrl.engine.network.shape import model_shape
+
+    size, ranks = config.sampler.tensor_parallel_size, config.cluster.ranks
+    stages = config.sampler.pipeline_parallel_size
+    shape, whole_tower = model_shape(folder.config), config.sampler.engine.get("mm_encoder_tp_mode") == "data"
+    if stages > shape.layers:
+        raise ConfigError(
+            f"the sampler's layers cannot be divided into {stages} parts: the model has {shape.layers}",
+            where=f"sampler.pipeline_parallel_size: {stages}",
+            possible=f"1 to {shape.layers}",
+            remedy="lower it",
+        )
+    if reason := shape.indivisible(size, whole_tower=whole_tower):
+        sizes = [n for n in range(1, ranks + 1) if ranks % (n * stages) == 0]
+        sizes = [n for n in sizes if not shape.indivisible(n, whole_tower=whole_tower)]
+        raise ConfigError(
+            f"{size} ranks cannot share one copy of the sampler's weights: {reason}",
+            where=f"sampler.tensor_parallel_size: {size}",
+            possible=f"{', '.join(map(str, sizes))} (with cluster.ranks: {ranks})",
+            remedy="set one of these"
+            + ("; or sampler.engine.mm_encoder_tp_mode: data, a whole tower on each rank" * ("tower" in reason)),
+        )
+    _check_experts(config, folder, shape.mixture)
+
+
+def _check_experts(config: Config, folder: ModelFolder, mixture: MixtureShape | None) -> None:
+    """See that the model has experts if the config wants something of them."""
+    learner = config.learner
+    wants = {"router_aux_loss_coef": learner.router_aux_loss_coef > 0, "routing": learner.routing != "own"}
+    for key in (key for key, wanted in wants.items() if wanted and mixture is None):
+        raise ConfigError(
+            f"a model of type {folder.family.model_type} has no experts",
+            where=f"learner.{key}: {getattr(learner, key)}",
+            remedy=f"remove learner.{key}, or choose a mixture of experts",
+        )
+
+
+def check_trainable(config: Config, folder: ModelFolder) -> None:
+    """See that the model's weights are not quantised already."""
+    if (method := folder.quantized_by) is not None:
+        raise ConfigError(
+            f"the model's weights are stored quantised ({method}), and such weights cannot be trained",
+            where=f"model.path: {config.model.path}",
+            possible="a model with weights in bfloat16, float16 or float32",
+            remedy="name the model that it was quantised from; beside model.lora, model.quantize: nf4 keeps that "
+            "one's weights in 4 bits",
+        )
+
+
+def check_quantization(config: Config, folder: ModelFolder) -> None:
+    """See that the model can be quantised, if the config asks for it."""
+    check_trainable(config, folder)
+    if config.model.quantize is not None:
+        from mmrl.engine.network.quantization import check_installed
+
+        check_installed()
+
+
+def check_ahead(config: Config, folder: ModelFolder, num_rows: int) -> None:
+    """Check that a run may begin without reading its training rows.
+
+    Raises:
+        ConfigError: Nobody says how many images a prompt may have.
+    """
+    data = config.data
+    if data.max_images is None and folder.family.vision:
+        raise ConfigError(
+            f"data.max_images is not set, and {num_rows} training rows are not read before the run starts, so that "
+            "nobody knows how many images a prompt has, for which the sampler reserves memory",
+            where=f"data.max_images: null; data.scan_rows: {data.scan_rows}",
+            possible="the most images of a prompt, such as 1; rows with more are left out",
+            remedy=f"set data.max_images; or data.scan_rows: {num_rows} for a new run, which then reads all rows",
+        )
+
+
+def check_lengths(config: Config, folder: ModelFolder, source: PromptSource) -> None:
+    """Check that the model reads the longest prompt that may come with all that may follow it."""
+    allowed, follows = config.data.max_prompt_tokens, config.max_completion_tokens
+    most = folder.max_tokens
+    if allowed + follows <= most:
+        return
+    is_episode = config.environment is not None
+    after, key = ("episodes", "environment.max_tokens") if is_episode else ("completions", "sampler.max_new_tokens")
+    longest = source.longest if source.is_scanned else allowed
+    if longest + follows <= most:
+        remedy = f"set data.max_prompt_tokens: {most - follows}"
+    elif longest < most:
+        remedy = f"set data.max_prompt_tokens: {longest} and {key}: {most - longest} or less"
+    else:
+        remedy = f"set data.max_prompt_tokens below {most}, which leaves longer prompts out, and {key} to the rest"
+    raise ConfigError(
+        f"prompts and {after} may take {allowed + follows} tokens, and the model reads {most}",
+        where=f"data.max_prompt_tokens = {allowed}; {after} may take {follows} ({key})"
+        + (f"; the longest prompt of {source.name} has {longest} tokens" if source.is_scanned else ""),
+        remedy=remedy,
+    )
+
+
+def check_scored(config: Config, source: PromptSource) -> None:
+    """Check that each row has a reward that scores it."""
+    named = [reward.sources for reward in config.rewards]
+    if None in named or config.environment is not None:  # which scores every row
+        return
+    scored = {name for names in named if names is not None for name in names}
+    if missing := sorted(source.sources.keys() - scored):
+        raise ConfigError(
+            f"no reward scores the rows of {', '.join(missing)}",
+            where=f"rewards: sources; {source.name} has rows of {_counted(source.sources)}",
+            possible=f"rewards for {', '.join(sorted(scored))}, and for {', '.join(missing)}",
+            remedy="add them to the sources of a reward, or leave out the sources of one that scores every row",
+        )
+
+
+def check_reward_sources(config: Config, training: PromptSource, evaluation: Callable[[], PromptSource | None]) -> None:
+    """Check that each source that a reward names is there.
+
+    Args:
+        evaluation: Makes the evaluation prompts, which may take long.
+    """
+    if not training.is_scanned:  # its rows may name sources of their own
+        return
+    data = config.data
+    known = {spec.source for spec in (data.train, *data.mix, *([data.eval] if data.eval else []))}
+    known |= training.sources.keys()
+    named = {name for reward in config.rewards for name in reward.sources or ()}
+    if named - known and (evaluated := evaluation()) is not None:
+        known |= evaluated.sources.keys()
+    if missing := sorted(named - known):
+        raise ConfigError(
+            f"rewards are meant for rows of {', '.join(missing)}, and there are none",
+            where="rewards: sources",
+            possible=", ".join(sorted(known)),
+            remedy="name labels of datasets, or what the rows themselves say that they are from",
+        )
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    """Counts as a text such as ``geometry (40), digits (2)``."""
+    return ", ".join(f"{name} ({count})" for name, count in counts.items())
