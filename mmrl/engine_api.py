@@ -39,7 +39,7 @@ class SamplingRequest:
         temperature: 0 is greedy.
         max_new_tokens: Limit per completion, the end-of-sequence token included.
         seed: The first member's seed; member ``i`` uses ``seed + i``.
-        segments: Those that follow the prompt already: an episode's turns and what was inserted between them.
+        segments: Segments that follow the prompt already: an episode's turns and what was inserted between them.
         answered_after: Engine steps after its end at which ``Sampler.answer`` is due; ``EAGER`` admits the answer as
             soon as it is there. None: the request ends here, and nobody answers.
     """
@@ -60,7 +60,7 @@ class SamplingRequest:
 
     @property
     def images(self) -> tuple[ImageRef, ...]:
-        """Those that are in the tokens, in order."""
+        """Images that are in the tokens, in order."""
         return Sample(self.prompt, self.segments).all_images
 
 

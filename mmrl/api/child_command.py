@@ -102,7 +102,7 @@ class ChildCommand:
             watch: Called again and again, and once when it has ended. Its error stops the command, and is raised.
 
         Raises:
-            MMRLError: That of the command; ``ResourceError`` if the process was killed.
+            MMRLError: The command's error; ``ResourceError`` if the process was killed.
             KeyboardInterrupt: Ctrl-C came; the first one was handed on, and let it end where nothing is lost.
         """
         failure: BaseException | None = None

@@ -23,7 +23,7 @@ class MayChange:
     Paths and columns do so only through the model's files and the training prompts, whose fingerprints are compared.
 
     Attributes:
-        keys: Those of a mapping; empty for all.
+        keys: Keys of a mapping; empty for all.
     """
 
     keys: tuple[str, ...] = ()

@@ -202,21 +202,21 @@ class TrainerConfig(Section):
     prompts_per_step: Count = 128
     """Prompts in a rollout batch."""
     eval_every: Annotated[CountOrNever, MAY_CHANGE] = 10
-    """Steps between evaluations; there is also one before the first and one after the last step. 0: none at all."""
+    """Steps between evaluations. One more comes before the first step and one after the last. 0: no evaluation."""
     eval_samples: Annotated[int, Field(ge=1, le=4096), MAY_CHANGE] = 1
     """Completions per evaluation prompt: 1 is greedy, more are sampled at the sampler's temperature."""
     eval_metric: Annotated[str | None, MAY_CHANGE] = None
     """The reward that tells right from wrong, for eval/accuracy: value 1 is right; null for the first."""
     blank_every: Annotated[CountOrNever, MAY_CHANGE] = 0
-    """Evaluations from one to the next that also answers 64 of the prompts with blank images. 0: none does."""
+    """Evaluations from one to the next that answers 64 of the prompts with blank images too. 0: never."""
     tracked_rollouts: Annotated[CountOrNever, MAY_CHANGE] = 4
-    """Completions of each evaluation that trackers get with their images, beside histograms. 0: neither."""
+    """Completions of each evaluation that trackers get with their images, beside histograms. 0: none of both."""
     save_every: Annotated[CountOrNever, MAY_CHANGE] = 20
-    """Steps between checkpoints; there is also one before the first and one after the last step. 0: those alone."""
+    """Steps between checkpoints. One more comes before the first step and one after the last. 0: these two alone."""
     keep_checkpoints: Annotated[Count, MAY_CHANGE] = 3
     """Checkpoints kept, the newest ones."""
     save_optimizer: Annotated[Literal["all", "last", "none"], MAY_CHANGE] = "all"
-    """Checkpoints with the optimizer's state, which a run goes on from: all; last: the newest alone; none."""
+    """Checkpoints that hold the optimizer's state, from which a run goes on: all, the last one alone, or none."""
     best_metric: Annotated[str | None, MAY_CHANGE] = None
     """A metric, such as eval/accuracy, by which the best checkpoint is kept too; null for none."""
     best_is: Annotated[Literal["max", "min"], MAY_CHANGE] = "max"
@@ -330,7 +330,7 @@ class Config(Section):
                 yield f"monitors.{index}", "monitor", monitor
 
     def contradictions(self) -> Iterator[Contradiction]:
-        """Those of every section, then those between sections."""
+        """Contradictions within every section, then between sections."""
         for name, section in self:
             if isinstance(section, Section):
                 yield from (found.below(name) for found in section.contradictions())

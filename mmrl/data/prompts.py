@@ -212,7 +212,7 @@ class PromptSource:
         """The result of ``make`` on a prompt; None if the prompt proves unusable only now, such as by its pixels.
 
         Args:
-            made: That result, if it is there already.
+            made: The result, if it is there already.
 
         Raises:
             DataError: Such rows are too many, or not to be dropped.

@@ -161,7 +161,7 @@ def returns_experts(kind: DeviceKind, stages: int = 1) -> bool:
     """True if vLLM can tell the experts that it has chosen: the second model runner of vLLM 0.32 alone does.
 
     Args:
-        stages: Those of its pipeline.
+        stages: Stages of its pipeline.
     """
     return model_runner(kind, stages) == 2
 

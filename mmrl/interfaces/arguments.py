@@ -30,7 +30,7 @@ class Arguments:
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Arguments:
-        """Those of a function, made once for it; a method's are the same ones in all objects of its class."""
+        """The arguments of a function, made once for it; a method's are the same ones in all objects of its class."""
         lasting = getattr(function, "__func__", function)
         try:
             return _KNOWN[lasting]

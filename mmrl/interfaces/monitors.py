@@ -117,7 +117,7 @@ class StepView:
         step: Its number; 0 is the evaluation before the first.
         num_steps: Steps that the run is to take.
         run: As in ``StepRecord``.
-        metrics: Those of this step, measured numbers too.
+        metrics: Metrics of this step, measured numbers too.
         label: The monitor's name.
         curves: Gives the curve of a metric.
     """

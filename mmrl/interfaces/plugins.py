@@ -320,7 +320,7 @@ class ShownRollout:
 
     Attributes:
         messages: The whole conversation; each ``<image>`` stands for the next image.
-        images: Those of the prompt and of observations.
+        images: Images of the prompt and of observations.
         answer: The reference answer as text; empty if there is none.
         reward: The weighted sum of its rewards; NaN if it could not be scored.
     """

@@ -20,7 +20,7 @@ def inherit(
     Args:
         directory: The folder of the run that begins.
         media: Its images.
-        groups: Those that the checkpoint carries over to later steps, as its state has them.
+        groups: Groups that the checkpoint carries over to later steps, as its state has them.
 
     Raises:
         CheckpointError: Images are not there.

@@ -29,7 +29,7 @@ class StepGroups:
 
     Attributes:
         sampled: All that the step sampled.
-        evaluated, blank: Those of its evaluation, and of the one with blank images.
+        evaluated, blank: Groups of its evaluation, and of the one with blank images.
     """
 
     sampled: Sequence[CreditedGroup] = ()

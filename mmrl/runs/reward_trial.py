@@ -34,7 +34,7 @@ class RewardTrial:
         self._waiting: list[Scoring] = [scorer.submit(_made_up(prompt), Failures(bounded=False)) for prompt in prompts]
 
     def check(self, patience_s: float = PATIENCE_S) -> None:
-        """Wait for the answers; those that are not there in time are left for the next call.
+        """Wait for the answers; later ones are left for the next call.
 
         Raises:
             PluginError: A reward is broken.

@@ -21,7 +21,7 @@ def row_warnings(setup: RunSetup, source: PromptSource, places: Iterable[int] = 
     """Warnings of the run's rewards about rows of a dataset, each with the dataset, its answers' column and the reward.
 
     Args:
-        places: Those of the rows that are looked at; by default the first ones.
+        places: Places of the rows that are looked at; by default the first ones.
 
     Raises:
         PluginError: A reward fails.

@@ -31,7 +31,7 @@ class EvaluationRecorder(Protocol):
             blank: True for those of prompts whose images were blank.
 
         Raises:
-            ResourceError: Those before cannot be written.
+            ResourceError: Rollouts of an earlier evaluation cannot be written.
         """
         ...
 

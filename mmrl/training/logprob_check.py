@@ -134,7 +134,7 @@ class _First:
     Attributes:
         packed: The learner's, several samples in a row.
         single: The learner's, one by one.
-        wide: Those of plain transformers in a wider type, of the first samples; empty if the device cannot.
+        wide: Log-probs of plain transformers in a wider type, of the first samples; empty if the device cannot.
     """
 
     samples: Sequence[Sample]

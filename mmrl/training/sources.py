@@ -37,7 +37,7 @@ class StepRecorder(UpdateRecorder, Protocol):
         """Note all groups that a step sampled, and the algorithm's state before it; they may be written later.
 
         Raises:
-            ResourceError: Those of an earlier step cannot be written.
+            ResourceError: Rollouts of an earlier step cannot be written.
         """
         ...
 

@@ -128,7 +128,7 @@ class Trainer:
 
         Args:
             done: The step of the checkpoint that engine and trainer were restored from; None for a new run.
-            pending: That step's metrics, if it has not been evaluated and logged; None if it has.
+            pending: The step's metrics, if it has not been evaluated and logged; None if it has.
             is_saved: True if that checkpoint is one of this run.
 
         Raises:

@@ -66,7 +66,7 @@ class StepResult:
     """The result of a step's optimizer steps.
 
     Attributes:
-        groups: Those that were trained on, in order.
+        groups: Groups that were trained on, in order.
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)

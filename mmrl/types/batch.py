@@ -126,7 +126,7 @@ class PreUpdateStatistics:
 
 @dataclass(frozen=True, slots=True)
 class CreditedGroup:
-    """A group and the step's results; those that were not trained on have advantages 0 and no log-probs.
+    """A group and the step's results; a group that was not trained on has advantages 0 and no log-probs.
 
     Attributes:
         advantages: G arrays (T_i,).

@@ -23,7 +23,7 @@ class TrainingRow:
         advantages: (T,) float32.
         old_logprobs: (T,) float32; None means "the current ones, detached".
         reference_logprobs: (T,) float32; None without a reference policy.
-        constants: Those of the step's ``Credit``.
+        constants: The constants of the step's ``Credit``.
     """
 
     sample: Sample
@@ -52,7 +52,7 @@ class PackedTokens:
         num_sequences: Sequences in this micro-batch.
         entropy_T: In nats, of the distribution that each token was sampled from, at the sampling temperature; with
             gradient only if ``Needs.entropy_gradient``.
-        constants: Those of the step's ``Credit``.
+        constants: The constants of the step's ``Credit``.
     """
 
     logprobs_T: torch.Tensor

@@ -70,7 +70,7 @@ class Candidate:
     Attributes:
         text: The completion.
         score: Its quality, such as 1 for a chosen and 0 for a rejected one; None if it is not known.
-        images: Those that it shows itself.
+        images: Images that it shows itself.
     """
 
     text: str

@@ -43,7 +43,7 @@ class Segment:
         by_policy: True if the policy wrote it; other segments (tool results) get no gradient.
         sampler_logprobs: (T,) float32 log-probs under the distribution that was sampled; zeros if not sampled.
         weight_version: The version of the weights that sampled it; None is the rollout's.
-        images: Those whose tokens it holds, in order; only inserted segments have any.
+        images: Images whose tokens it holds, in order; only inserted segments have any.
         role: ``assistant`` for the policy's; else the role of the observation, ``tool`` or ``user``.
         finish_reason: ``stop`` or ``length`` for a turn of the policy; None for others, and where it is the rollout's.
     """

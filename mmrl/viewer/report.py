@@ -74,7 +74,7 @@ def make_report(path: Path, steps: Sequence[int] | None = None, max_mb: float = 
     """The report of a run.
 
     Args:
-        steps: Those that it shows; None chooses the first, the last and some between.
+        steps: Steps that it shows; None chooses the first, the last and some between.
 
     Raises:
         ConfigError: There is no run, or no room even for its history.

@@ -170,7 +170,7 @@ def why(kind: str, kept: bool, trained: bool, rewards: Sequence[float]) -> str:
     """A sentence: the reason why a group was kept or dropped, as far as its record tells.
 
     Args:
-        rewards: Those of its valid rollouts, without the greedy one.
+        rewards: Rewards of its valid rollouts, without the greedy one.
     """
     if kind != "step":
         return "An evaluation trains on nothing."

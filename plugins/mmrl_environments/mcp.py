@@ -58,7 +58,7 @@ class MCP(Environment):
         env: dict[str, str] = Field(default_factory=dict)
         """Further environment variables of the server."""
         tools: Annotated[tuple[Word, ...], Field(min_length=1)] | None = None
-        """Those that the policy may call; null is all."""
+        """Tools that the policy may call; null is all."""
         per: Literal["worker", "episode"] = "worker"
         """worker: episodes of a process share a server. episode: each has its own."""
         start_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 30.0

@@ -157,7 +157,7 @@ class Python(Environment):
         return f"{text[: limit // 2]}\n... {len(text) - limit} characters left out ...\n{text[-(limit // 2) :]}"
 
     def _pictures(self, files: Sequence[str]) -> list[Any]:
-        """Those that can be decoded, as many as an observation can hold."""
+        """Pictures that can be decoded, as many as an observation can hold."""
         found, pixels = list[Any](), 0
         for file in files:
             try:

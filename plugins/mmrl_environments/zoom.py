@@ -63,7 +63,7 @@ class Zoom(Environment):
 
     class Config(PluginConfig):
         tools: Annotated[tuple[ToolName, ...], Field(min_length=1)] | None = None
-        """Those that the policy may call; null is crop, rotate and mark, with a grid cell alone."""
+        """Tools that the policy may call; null is crop, rotate and mark, with a grid cell alone."""
         coordinates: Literal["relative", "pixels"] = "relative"
         """relative: thousandths of width and height. pixels: the image's own."""
         grid: Annotated[int, Field(ge=1, le=100)] | None = None

@@ -111,7 +111,7 @@ def observed_roles(walks: Sequence[Walk], proven: Mapping[str, str]) -> dict[str
     """The roles of the messages in which observations with text, and with images, are read.
 
     Args:
-        proven: Those of observations of role ``tool``, for a kind that none of the walks has met; it is left out where
+        proven: Proofs of observations of role ``tool``, for a kind that none of the walks has met; it is left out where
             they have met others only.
     """
     met = dict[str, list[str]]()

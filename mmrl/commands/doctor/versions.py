@@ -34,7 +34,7 @@ class Installed:
     """The distributions of an environment, by canonical name.
 
     Attributes:
-        requirements: Those of mmrl and the engines, where installed.
+        requirements: Requirements of mmrl and the engines, where installed.
         requires_python: The Pythons that mmrl is for.
     """
 
@@ -44,7 +44,7 @@ class Installed:
 
     @classmethod
     def here(cls) -> Installed:
-        """Those of this process; the first on the path wins a name, as Python imports that one."""
+        """The packages of this process; the first on the path wins a name, as Python imports that one."""
         found: dict[str, metadata.Distribution] = {}
         for distribution in metadata.distributions():
             found.setdefault(canonicalize_name(_field(distribution, "Name")), distribution)

@@ -26,7 +26,7 @@ class Ablation:
     """The same prompts with their images and with blank ones.
 
     Attributes:
-        prompts: Those with images.
+        prompts: Prompts with images.
         difference: ``pictures - blank``, paired.
     """
 

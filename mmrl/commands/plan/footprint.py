@@ -57,7 +57,7 @@ class PlannedModel:
     Attributes:
         trained: Parameters with a gradient.
         frozen: Parameters without one.
-        quantized: Those of them that are kept in 4 bits.
+        quantized: Frozen parameters that are kept in 4 bits.
         width: Bytes of a weight.
     """
 
@@ -232,7 +232,7 @@ class Footprint:
 
     Attributes:
         states: DeepSpeed's states.
-        activations: Those of the largest micro-batch.
+        activations: Activations of the largest micro-batch.
         forward: The same without gradients.
         features: Image features, kept for a step.
         runtime: Allowed for memory outside of tensors.

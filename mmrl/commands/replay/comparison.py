@@ -210,8 +210,8 @@ class Change:
 
     Attributes:
         changed: Rollouts with another mean advantage.
-        flipped: Those whose mean advantage has the other sign.
-        correlation: That of the mean advantages; None if one side has all the same.
+        flipped: Rollouts whose mean advantage has the other sign.
+        correlation: The mean advantages' correlation; None if one side has all the same.
         added: Groups that were not trained on and would be; ``removed`` is the opposite.
     """
 

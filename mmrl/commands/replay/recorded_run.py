@@ -29,7 +29,7 @@ class RecordedRun:
     """A run's folder with the record of its steps; nothing in it is changed, and the run may go on meanwhile.
 
     Attributes:
-        config: That of config.yaml.
+        config: The config of config.yaml.
     """
 
     path: Path

@@ -199,7 +199,7 @@ class _Player:
         return score_episodes(self._scorer, self._config.rewards, environment.weights, group, self._failures)
 
     def _explanations(self, versions: Mapping[str, Sequence[str]]) -> Explanations:
-        """Why rewards may differ; those that do are asked again."""
+        """Why rewards may differ; a reward that does is asked again."""
         pairs = list(zip(self._record.groups, self._now, strict=True))
         places = [place for place, (group, now) in enumerate(pairs) if not _same(group.credited.scored, now)]
         failed = {(each.rollout.key, each.reward): each.cause for each in self._failures.since(0)}

@@ -49,7 +49,7 @@ class RecordedLearner:
 
     Attributes:
         names: Metrics of an optimizer step: float32 sums, which a run adds up in another order.
-        unknown: Those of them that need unrecorded values.
+        unknown: Metrics among them that need unrecorded values.
         scale: ``sum_i w_i sum_t |A_it| max(1, |l_it|)`` of each optimizer step, the size of its loss's terms.
         stood_in: Rollouts that the sampler's log-probs were used for.
     """

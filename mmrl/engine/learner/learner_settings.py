@@ -100,7 +100,7 @@ LEARNER_SECTIONS = (
     "activation_checkpointing", "aio", "comms_logger", "compile", "data_types", "flops_profiler", "optimizer",
     "torch_autocast", "zero_optimization",
 )  # fmt: skip
-"""Those that hold settings of their own."""
+"""Settings among them that hold settings of their own."""
 
 ZERO_NUMBERS = ("reduce_bucket_size", "stage3_max_reuse_distance", "sub_group_size")
 """Numbers in ``zero_optimization`` that a plan of memory reads."""

@@ -35,7 +35,7 @@ class BuildTools:
 
     @classmethod
     def here(cls, environ: Mapping[str, str] = os.environ) -> BuildTools:
-        """Those of this process."""
+        """The tools of this process."""
         wanted = tuple(environ.get("CC", "").split()[:1]) or ("gcc", "clang")
         compiler = next((command for command in wanted if shutil.which(command)), "")
         include = include_folder()

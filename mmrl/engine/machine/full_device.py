@@ -91,7 +91,7 @@ class TokenBudget:
         """The result of ``run``, which is called again with half the tokens if memory runs out.
 
         Args:
-            samples: Those that it packs into micro-batches; none if it packs none.
+            samples: Samples that it packs into micro-batches; none if it packs none.
             forget: Called in between; drops what the first call left behind.
 
         Raises:

@@ -36,7 +36,7 @@ class ImageInputs:
     """Turns stored images into pixels and a grid (3,) of frames, rows and columns of patches.
 
     Args:
-        threads: Those that read announced images ahead.
+        threads: Threads that read announced images ahead.
     """
 
     def __init__(

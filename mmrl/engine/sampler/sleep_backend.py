@@ -58,7 +58,7 @@ class Discarding:
         self._unproven = True
 
     def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Those that a sync brings."""
+        """Parameters that a sync brings."""
         for name, parameter in self._model.named_parameters():
             if not any(fnmatch(name, pattern) for pattern in self._kept):
                 yield name, parameter

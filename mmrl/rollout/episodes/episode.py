@@ -48,7 +48,7 @@ class Episode:
         prompt: The group's, with the first observation.
         began_with: Tokens of the first observation.
         num_images: Images of its observations.
-        segments: Those after the prompt so far.
+        segments: Segments after the prompt so far.
         played: Its turns; the last one may still have no answer.
         last: The sampler's rollout of the latest turn.
         components: The answer of ``Environment.score``.

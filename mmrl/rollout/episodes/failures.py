@@ -40,7 +40,7 @@ class CallTally:
 
     Attributes:
         made: Calls so far; ``Environment.close`` is none.
-        failed: Those that failed.
+        failed: Calls that failed.
         possible: Calls that the episodes under way may still make, at most.
     """
 

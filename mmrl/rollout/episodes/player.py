@@ -298,7 +298,7 @@ class _Round:
         """End an episode whose environment did not answer as it must.
 
         Raises:
-            EpisodeError: That happened too often.
+            EpisodeError: Environments failed too often.
         """
         episode.fail(failure.cause)
         self._leave(episode)

@@ -18,7 +18,7 @@ class EpisodeScoring:
     """A group of episodes that is being scored.
 
     Attributes:
-        places: Those of the members that rewards score; episodes whose environment failed are shown to none.
+        places: Places of the members that rewards score; episodes whose environment failed are shown to none.
         scoring: The rewards' answers to come; None if no reward scores any of it.
     """
 

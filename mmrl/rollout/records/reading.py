@@ -99,7 +99,7 @@ class RecordedStep:
     """A run's record of one step.
 
     Attributes:
-        groups: In the order of the file: those that were trained on first, in the order of the batch.
+        groups: In the order of the file: groups that were trained on first, in the order of the batch.
         state: The algorithm's state before the step, empty if it had none.
         is_complete: True if it has every optimizer step's ``PreUpdateStatistics``, which older versions did not record.
     """

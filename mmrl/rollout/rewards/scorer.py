@@ -50,7 +50,7 @@ class Scorer:
         """Score a group in the background, with the rewards that score rows of its source.
 
         Args:
-            failures: Those of the group's step; None sets no bound.
+            failures: The counts of the group's step; None sets no bound.
 
         Raises:
             ConfigError: No reward scores such rows.
