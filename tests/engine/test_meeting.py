@@ -21,11 +21,15 @@ from mmrl.engine.machine.interfaces import check_interfaces, interface_of, tell_
 from mmrl.errors import DeviceMemoryError, ResourceError
 
 ABSENT = """\
-import sys, torch
+import os, sys, torch
 from mmrl.engine.machine.meeting import join_group
 rank = sys.argv[1]
 if rank == "0":
-    join_group("cpu", reach_s=2.0)
+    try:
+        join_group("cpu", reach_s=2.0)
+    except Exception as error:
+        print(error, file=sys.stderr, flush=True)
+    os._exit(1)  # at the interpreter's end, Gloo may wait for the sum that does not come
 else:
     torch.distributed.init_process_group("gloo")
     print(sys.stdin.read())

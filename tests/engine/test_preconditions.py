@@ -152,9 +152,10 @@ def test_a_machine_without_compiler_or_headers_is_refused_unless_triton_has_comp
 
 
 def test_headers_are_looked_for_where_triton_does(monkeypatch, tmp_path):
-    source = (Path(_folder("triton")) / "runtime/build.py").read_text()
-    assert "if scheme == 'posix_local':\n        scheme = 'posix_prefix'" in source
-    assert 'sysconfig.get_paths(scheme=scheme)["include"]' in source
+    if folder := _folder("triton"):  # a CPU's installation has none
+        source = (Path(folder) / "runtime/build.py").read_text()
+        assert "if scheme == 'posix_local':\n        scheme = 'posix_prefix'" in source
+        assert 'sysconfig.get_paths(scheme=scheme)["include"]' in source
     monkeypatch.setattr(build_tools.sysconfig, "get_default_scheme", lambda: "posix_local")
     assert include_folder() == Path(sysconfig.get_paths(scheme="posix_prefix")["include"])
     monkeypatch.setattr(build_tools, "include_folder", lambda: tmp_path)
@@ -171,8 +172,8 @@ def test_headers_are_looked_for_where_triton_does(monkeypatch, tmp_path):
 def _folder(package: str) -> str:
     from importlib.util import find_spec
 
-    (folder,) = find_spec(package).submodule_search_locations
-    return str(folder)
+    spec = find_spec(package)
+    return str(spec.submodule_search_locations[0]) if spec is not None and spec.submodule_search_locations else ""
 
 
 @pytest.mark.parametrize(

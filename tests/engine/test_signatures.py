@@ -87,7 +87,7 @@ TOWER = {
 def calls() -> Mapping[str, Sequence[ast.Call]]:
     """All calls in the engine, by the last part of what is called."""
     found: dict[str, list[ast.Call]] = {}
-    for path in [*(ROOT / "mmrl/engine").glob("*.py"), ROOT / "mmrl/ops/logprobs.py"]:
+    for path in [*(ROOT / "mmrl/engine").rglob("*.py"), ROOT / "mmrl/ops/logprobs.py"]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
                 found.setdefault(ast.unparse(node.func).rpartition(".")[2], []).append(node)
