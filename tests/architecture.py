@@ -91,7 +91,7 @@ def structure(root: Path) -> Structure:
 
 
 def import_graph(package: Path) -> dict[str, set[str]]:
-    """Of each module of a package, the modules of it that it imports."""
+    """The modules of a package that each of its modules imports."""
     files = {path: path.relative_to(package.parent).with_suffix("").parts for path in package.rglob("*.py")}
     # A folder without a file of Python's, such as that of a new plugin's template, is no package.
     folders = {path.parent for path in files}
@@ -125,7 +125,7 @@ def _room(module: str) -> str:
 
 
 def reachable(graph: Graph) -> dict[str, set[str]]:
-    """Of each node all nodes that a path of at least one arrow leads to."""
+    """All nodes to which a path of at least one arrow leads from each node."""
     found = {}
     for node in graph:
         seen, left = set[str](), list(graph[node])

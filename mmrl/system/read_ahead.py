@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from typing import Generic, TypeVar
 
 AHEAD = 2
@@ -41,8 +40,12 @@ class ReadAhead(Generic[_K, _V]):
     def __call__(self, key: _K) -> _V:
         """The function's value, or its exception. Keys that were announced before this one are not read any more."""
         if key not in self._under_way:
-            with suppress(ValueError):
-                self._announced.remove(key)
+            if key in self._announced:  # all that is under way was passed over, and would keep others from being read
+                while self._under_way:
+                    self._under_way.popitem()[1].cancel()
+                while self._announced.popleft() != key:
+                    pass
+                self._go_on()
             return self._read(key)
         while next(iter(self._under_way)) != key:
             self._under_way.popitem(last=False)[1].cancel()

@@ -28,7 +28,7 @@ class One(torch.nn.Module):
 
 
 def seconds(layer: Any, rows: torch.Tensor, gradient: torch.Tensor) -> float:
-    """Of one pass."""
+    """Processor seconds of a forward pass, another one, and the backward pass."""
     start = time.process_time()
     with torch.no_grad():
         layer(rows)

@@ -224,7 +224,7 @@ def _write_tokenizer(folder: Path, *, vision: bool) -> None:
 
 
 def _pairs() -> Iterator[tuple[str, str]]:
-    """What is merged, in order; the last kind has more than there is room for."""
+    """Pairs of tokens to merge, in order; the last kind has more than there is room for."""
     letters = "etaoinshrdlcumwfgypbvkjxqz"
     pairs = [a + b for a in letters for b in letters]
     yield from ((a, b) for a in letters for b in letters)

@@ -144,7 +144,7 @@ def whole(policy: Policy) -> int:
 
 
 def said_of(model: str) -> str:
-    """What the engine raises."""
+    """The text of the error that the engine raises."""
     sections = {
         "model": {"path": model, "dtype": "float32"},
         "data": {"train": {"name": "table"}},

@@ -67,7 +67,7 @@ def varlen_attn(
     block_table: torch.Tensor | None = None,
     num_splits: int | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """What torch's function returns, by its definition and in float32 at least; asserts what its kernel requires."""
+    """The result of torch's function, by its definition and in float32 at least; asserts what its kernel requires."""
     assert query.dtype == key.dtype == value.dtype and query.shape[-1] % 8 == 0
     assert query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
     assert cu_seq_k is not None and cu_seq_q.dtype == cu_seq_k.dtype == torch.int32

@@ -55,6 +55,19 @@ def test_a_key_that_was_not_announced_or_is_passed_over_is_read_all_the_same():
     assert [ahead(key) for key in (77, 15, 3, 16)] == [77 * 77, 225, 9, 256]
 
 
+def test_keys_that_are_passed_over_keep_no_others_from_being_read_ahead():
+    """A sampler asks for no image that vLLM has preprocessed already."""
+    source = Source()
+    ahead = ReadAhead(source, 2)
+    ahead.announce(range(50))
+    assert ahead(30) == 900
+    assert [ahead(key) for key in range(31, 50)] == [key * key for key in range(31, 50)]
+    assert not set(source.calls) & set(range(2 * AHEAD, 30)) and source.calls.total() <= 20 + 2 * AHEAD
+    source.threads.clear()
+    ahead.announce([60, 61])
+    assert ahead(60) == 3600 and all("read-ahead" in name for name in source.threads)
+
+
 def test_an_error_comes_where_the_value_is_asked_for():
     ahead = ReadAhead(Source(), 2)
     ahead.announce([1, 91, 2])
