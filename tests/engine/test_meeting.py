@@ -21,18 +21,18 @@ from mmrl.engine.machine.interfaces import check_interfaces, interface_of, tell_
 from mmrl.errors import DeviceMemoryError, ResourceError
 
 ABSENT = """\
-import os, sys, torch
-from mmrl.engine.machine.meeting import join_group
-rank = sys.argv[1]
-if rank == "0":
+import faulthandler, os, sys, torch
+from mmrl.engine.machine import meeting
+faulthandler.dump_traceback_later(45, exit=True)  # the test then says where a rank waits
+if os.environ["RANK"] == "0":
     try:
-        join_group("cpu", reach_s=2.0)
+        meeting.join_group("cpu", come_s=40.0, reach_s=2.0)
     except Exception as error:
         print(error, file=sys.stderr, flush=True)
     os._exit(1)  # at the interpreter's end, Gloo may wait for the sum that does not come
-else:
-    torch.distributed.init_process_group("gloo")
-    print(sys.stdin.read())
+meeting.await_ranks(1, 2, 40.0)
+torch.distributed.init_process_group("gloo")
+sys.stdin.read()
 """
 
 
@@ -104,21 +104,20 @@ def test_a_first_sum_that_fails_for_another_reason_is_told_by_that(error, kind, 
 
 
 @pytest.mark.full
-def test_a_rank_that_joins_and_does_not_answer_ends_the_others_start(household):
+def test_a_rank_that_joins_and_does_not_answer_ends_the_others_start(household, store):
     """Two processes with Gloo."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
+    names = "MASTER_ADDR", "MASTER_PORT"
+    shared = {name: os.environ[name] for name in names} | {"WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
+    place = {**household.environment, **shared, "TORCHELASTIC_USE_AGENT_STORE": "True"}
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", ABSENT, rank], env={**household.environment, **place, "RANK": rank}, **pipes
-        )
-        for rank in ("0", "1")
+        subprocess.Popen([sys.executable, "-c", ABSENT], env={**place, "RANK": rank}, **pipes) for rank in ("0", "1")
     ]
     _, told = ranks[0].communicate(timeout=60)
-    assert "do not reach each other over gloo: no answer within 2 s" in told and "GLOO_SOCKET_IFNAME=lo" in told
-    ranks[1].communicate(timeout=60)
+    ranks[1].kill()  # it waits for its input
+    told_by_other = ranks[1].communicate(timeout=60)[1]
+    assert "do not reach each other over gloo: no answer within 2 s" in told, told + told_by_other
+    assert "GLOO_SOCKET_IFNAME=lo" in told
 
 
 def test_the_interface_of_an_address_is_found():
