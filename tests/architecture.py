@@ -7,6 +7,12 @@ Imports are read from the files, those inside functions and under TYPE_CHECKING 
 - Floors: rooms on the longest chain of arrows; those that reach each other count as one.
 - Circle: rooms, or modules, that reach each other.
 - Lines: all lines of the ``*.py`` files.
+- Class: a class statement in a file of ``mmrl/``.
+- Column: a quantity of each token (``COLUMNS``). A file of ``mmrl/`` or of ``plugins/`` spells it if the name is
+  anywhere in its text, within a longer name or in prose too.
+- Place of the step: a folder of ``mmrl/`` with a module that imports a part of the step (``STEP_PARTS``), so that it
+  puts one together, or a piece of one. The folder that defines the whole step is one of them; the modules that define
+  parts, and import none, are not. Whoever only calls the whole is none.
 
 ``--walk`` trains a tiny vision-language model for one step on one row with one image (``mmrl train`` on a CPU, without
 Ray, ``sampler.name: hf``, GRPO) and follows the row from the call of ``Trainer.train_step`` to that of DeepSpeed's
@@ -44,6 +50,10 @@ Graph = Mapping[str, set[str]]
 
 FOLDERS = ("mmrl", "plugins", "datasets")
 LONG = 400
+SPELLING = ("mmrl", "plugins")
+COLUMNS = ("sampler_logprobs", "old_logprobs", "reference_logprobs")
+STEP_PARTS = {"Updater", "TrainBatch", "demonstrations_batch", "assign_credit", "training_rows"}
+"""Names, of any version, of what a step is made of: batches, credit, rows, and what takes the optimizer steps."""
 WORD = "quokka"
 ROW = {"id": WORD, "problem": "<image>Where is the quokka?", "answer": WORD, "images": ["quokka.png"]}
 MODEL = """
@@ -59,7 +69,15 @@ Image.effect_noise((56, 56), 99).save("quokka.png")
 
 @dataclass(frozen=True)
 class Structure:
-    """Figures of a checkout; files and lines by path and folder."""
+    """Figures of a checkout.
+
+    Attributes:
+        long_files: Lines by path.
+        lines: Lines by folder.
+        room_lines: Lines by room.
+        column_files: Files that spell each column.
+        step_places: The modules of each place of the step, and the parts that they import.
+    """
 
     rooms: list[str]
     floors: int
@@ -68,6 +86,10 @@ class Structure:
     module_circles: list[tuple[str, ...]]
     long_files: dict[str, int]
     lines: dict[str, int]
+    room_lines: dict[str, int]
+    classes: int
+    column_files: dict[str, list[str]]
+    step_places: dict[str, dict[str, list[str]]]
 
 
 def structure(root: Path) -> Structure:
@@ -78,7 +100,9 @@ def structure(root: Path) -> Structure:
         if room := _room(module):
             rooms[room] |= {_room(target) for target in targets} - {room, ""}
     files = [path.relative_to(root) for folder in (*FOLDERS, "tests") for path in sorted((root / folder).rglob("*.py"))]
-    sizes = {path: len((root / path).read_text().splitlines()) for path in files}
+    texts = {path: (root / path).read_text() for path in files}
+    sizes = {path: len(text.splitlines()) for path, text in texts.items()}
+    core = {path: ast.parse(text) for path, text in texts.items() if path.parts[0] == "mmrl"}
     return Structure(
         rooms=sorted(rooms),
         floors=floors(rooms),
@@ -87,7 +111,26 @@ def structure(root: Path) -> Structure:
         module_circles=circles(modules),
         long_files={str(path): size for path, size in sizes.items() if size > LONG and path.parts[0] != "tests"},
         lines={name: sum(n for path, n in sizes.items() if path.parts[0] == name) for name in (*FOLDERS, "tests")},
+        room_lines={
+            room: sum(sizes[path] for path in core if Path(path.parts[1]).stem == room) for room in sorted(rooms)
+        },
+        classes=sum(isinstance(node, ast.ClassDef) for tree in core.values() for node in ast.walk(tree)),
+        column_files={
+            column: [str(path) for path, text in texts.items() if path.parts[0] in SPELLING and column in text]
+            for column in COLUMNS
+        },
+        step_places=step_places(core),
     )
+
+
+def step_places(core: Mapping[Path, ast.AST]) -> dict[str, dict[str, list[str]]]:
+    """The parts of a step that modules import, by folder and module."""
+    places: dict[str, dict[str, list[str]]] = {}
+    for path, tree in core.items():
+        imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+        if parts := sorted({alias.name for node in imports for alias in node.names} & STEP_PARTS):
+            places.setdefault(str(path.parent), {})[path.name] = parts
+    return places
 
 
 def import_graph(package: Path) -> dict[str, set[str]]:
@@ -216,6 +259,14 @@ def report(found: Structure) -> Iterator[str]:
     """The figures, and what is too large or goes in circles."""
     yield f"{len(found.rooms)} rooms, {found.floors} floors, {len(found.arrows)} arrows"
     yield f"lines: {', '.join(f'{folder} {count:,}' for folder, count in found.lines.items())}"
+    yield f"lines of rooms: {', '.join(f'{room} {count:,}' for room, count in found.room_lines.items())}"
+    yield f"classes: {found.classes}"
+    spelled = {path for paths in found.column_files.values() for path in paths}
+    each_column = ", ".join(f"{column} {len(paths)}" for column, paths in found.column_files.items())
+    yield f"files that spell a column: {len(spelled)} ({each_column})"
+    yield f"places of the step: {len(found.step_places)}"
+    for place, modules in found.step_places.items():
+        yield from (f"  {place}/{module}: {', '.join(parts)}" for module, parts in modules.items())
     for kind, each in (("rooms", found.room_circles), ("modules", found.module_circles)):
         yield f"circles of {kind}: {len(each)}"
         yield from (f"  {', '.join(names)}" for names in each)

@@ -12,6 +12,9 @@ LONG_FILES = {
     "datasets/mmrl_datasets/problems.py",
 }
 """Files that are too long as yet; none may join them, and one that is short enough is to leave."""
+COLUMN_FILES = {"sampler_logprobs": 21, "old_logprobs": 15, "reference_logprobs": 25}
+"""Files that may spell each column; a new quantity of a token is to be a row of a table, and not one more trail."""
+STEP_PLACES = 5
 
 
 def test_rooms_are_few_and_in_order_and_files_are_short() -> None:
@@ -21,6 +24,34 @@ def test_rooms_are_few_and_in_order_and_files_are_short() -> None:
     too_long = {path for path, lines in found.long_files.items() if lines > TOO_LONG}
     assert too_long - LONG_FILES == set(), "split it"
     assert LONG_FILES - too_long == set(), "take it from the list"
+
+
+def test_a_column_is_spelled_in_few_files_and_a_step_is_put_together_in_few_places() -> None:
+    found = structure(ROOT)
+    for column, most in COLUMN_FILES.items():
+        files = found.column_files[column]
+        assert len(files) <= most, f"let the files that are new read their columns from a table: {files}"
+    assert len(found.step_places) <= STEP_PLACES, f"call the whole step in place of its parts: {found.step_places}"
+
+
+def test_columns_count_in_any_word_and_places_by_what_they_import(tmp_path: Path) -> None:
+    files = {
+        "mmrl/__init__.py": "",
+        "mmrl/ops.py": "class A:\n    class B: ...\ndef assign_credit(): ...",
+        "mmrl/step/__init__.py": "",
+        "mmrl/step/whole.py": "def learn():\n    from mmrl.ops import assign_credit",
+        "mmrl/step/user.py": "from mmrl.step.whole import learn",
+        "mmrl/README.md": "old_logprobs",
+        "plugins/mine/reward.py": '"""Reads needs_old_logprobs."""',
+        "tests/test_it.py": "old_logprobs = 1\nfrom mmrl.ops import assign_credit",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = structure(tmp_path)
+    assert found.step_places == {"mmrl/step": {"whole.py": ["assign_credit"]}}
+    assert found.column_files["old_logprobs"] == ["plugins/mine/reward.py"]
+    assert found.classes == 2 and found.room_lines == {"ops": 3, "step": 3}
 
 
 def test_every_form_of_an_import_is_an_arrow_between_rooms(tmp_path: Path) -> None:
