@@ -15,7 +15,7 @@ from mmrl.config.sections import LoraConfig
 from mmrl.engine import device
 from mmrl.engine.learner.collation import Collator, shares_prefix
 from mmrl.engine.learner.learner import DeepSpeedLearner
-from mmrl.engine.learner.learner_settings import check_overlap, learner_config
+from mmrl.engine.learner.learner_settings import check_overlap, deepspeed_settings
 from mmrl.engine.machine.full_device import OWNERS, memory_of
 from mmrl.engine.machine.meeting import join_group
 from mmrl.engine.machine.peak import peak
@@ -271,16 +271,7 @@ class RankEngine:
                 remedy="go on with the checkpoint's model.lora, or export it and start a new run from that folder",
             )
         trained = initial if lora or saved is None else replace(initial, path=str(saved))
-        settings = learner_config(
-            self._kind,
-            dtype=self._precision,
-            zero_stage=config.learner.zero_stage,
-            max_grad_norm=config.learner.max_grad_norm,
-            lr=config.learner.lr,
-            weight_decay=config.learner.weight_decay,
-            offload=config.learner.offload,
-            overrides=config.learner.deepspeed,
-        )
+        settings = deepspeed_settings(config.learner, self._precision, self._kind)
         policy = self._load_policy(trained, config.model.freeze, needs.entropy_gradient, lora, saved)
         has_reference = needs.reference_logprobs and lora is None
         largest = max((p.numel() for p in policy.parameters() if p.requires_grad), default=0)

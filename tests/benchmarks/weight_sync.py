@@ -55,18 +55,18 @@ def one_rank(folder: str, mib: Sequence[int], rounds: int) -> None:
     os.environ |= {"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     import torch
 
-    from mmrl.engine.learner.learner_settings import learner_config
+    from mmrl.config.sections import LearnerConfig
+    from mmrl.engine.learner.learner_settings import deepspeed_settings
     from mmrl.engine.network.folder import ModelFolder
     from mmrl.engine.network.placement import place
     from mmrl.engine.network.policy import load_policy
 
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
-    options: Any = {"max_grad_norm": 1.0, "lr": 1e-3, "weight_decay": 0.0, "overrides": {}}
     policy = load_policy(
         ModelFolder.open(folder), "cpu", "bfloat16", freeze=(), temperature=1.0, with_weights=rank == 0
     )
-    place(policy, learner_config("cpu", dtype="bfloat16", zero_stage=3, **options), "cpu")
+    place(policy, deepspeed_settings(LearnerConfig(), "bfloat16", "cpu"), "cpu")
     receive(policy, 0)  # the first of all fetches memory from the machine
     for _ in range(rounds):
         for size in mib:

@@ -29,8 +29,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmrl.cluster.process import forget_stale_builds
 from mmrl.config.load import from_mapping
+from mmrl.config.sections import LearnerConfig
 from mmrl.data.images import ImageGrid, MediaStore
-from mmrl.engine.learner.learner_settings import learner_config
+from mmrl.engine.learner.learner_settings import deepspeed_settings
 from mmrl.engine.network import policy as policies
 from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.network.placement import place
@@ -42,8 +43,6 @@ from mmrl_algorithms.grpo import GRPO
 
 BUCKETS = (0, 25_000_000, 2**28)
 """Bytes: one weight at a time, some, and all of the tests' model."""
-
-SETTINGS = {"max_grad_norm": 1.0, "lr": 1e-3, "weight_decay": 0.0, "overrides": {}}
 
 
 OTHER = "cpu:0"
@@ -90,7 +89,7 @@ def loaded(model: str, torch_device: str) -> Policy:
     folder = ModelFolder.open(model)
     reads = torch.distributed.get_rank() == 0
     policy = load_policy(folder, "cpu", "float32", freeze=(), temperature=1.0, with_weights=reads)
-    place(policy, learner_config("cpu", dtype="float32", zero_stage=3, **SETTINGS), torch_device)
+    place(policy, deepspeed_settings(LearnerConfig(), "float32", "cpu"), torch_device)
     return policy
 
 

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from mmrl.config.plugin_specs import EnvironmentSpec
-from mmrl.config.sections import Config, SamplerConfig
+from mmrl.config.sections import Config, LearnerConfig, SamplerConfig
 from mmrl.engine import device
 from mmrl.engine.device import overruled
-from mmrl.engine.learner.learner_settings import LEARNER_KEYS, check_overlap, compiles, learner_config, lossy_sum
+from mmrl.engine.learner.learner_settings import LEARNER_KEYS, check_overlap, compiles, deepspeed_settings, lossy_sum
 from mmrl.engine.sampler.vllm_arguments import OWNED_KEYS, check_engine_keys, written_arguments
 from mmrl.engine.sampler.vllm_sampler import engine_arguments
 from mmrl.errors import ConfigError
@@ -26,7 +26,10 @@ from mmrl.errors import ConfigError
 FULL = pytest.mark.full
 STAGES = [0, pytest.param(1, marks=FULL), pytest.param(2, marks=FULL), 3]
 
-LEARNER = {"dtype": "bfloat16", "zero_stage": 3, "max_grad_norm": 0.5, "lr": 1e-4, "weight_decay": 0.1, "overrides": {}}
+
+def settings_of(kind: Any, dtype: str = "bfloat16", **learner: Any) -> dict[str, Any]:
+    given = {"zero_stage": 3, "max_grad_norm": 0.5, "lr": 1e-4, "weight_decay": 0.1} | learner
+    return deepspeed_settings(LearnerConfig(**given), dtype, kind)
 
 
 @pytest.mark.parametrize(("kind", "local_rank"), [("cpu", "1"), ("cuda", "0")])
@@ -290,7 +293,7 @@ def test_deepspeed_accepts_the_settings_for_many_ranks(kind, dtype, stage, start
 
     start()  # DeepSpeed asks the process group for its size
     monkeypatch.setattr("deepspeed.comm.get_world_size", lambda *_: 8)
-    settings = learner_config(kind, **LEARNER | {"dtype": dtype, "zero_stage": stage})
+    settings = settings_of(kind, dtype, zero_stage=stage)
     built = DeepSpeedConfig(settings)
     assert built.world_size == built.train_batch_size == 8 and built.gradient_accumulation_steps == 1
     assert built.zero_config.stage == stage and built.gradient_clipping == 0.5
@@ -311,7 +314,7 @@ def test_deepspeed_steps_with_torchs_fused_adamw(stage, offload, start):
         pytest.skip("there is nothing to offload without ZeRO")
     start()
     layer = torch.nn.Linear(8, 8, dtype=torch.bfloat16)
-    settings = learner_config("cpu", **LEARNER | {"zero_stage": stage, "offload": offload})
+    settings = settings_of("cpu", zero_stage=stage, offload=offload)
     engine, *_ = deepspeed.initialize(model=layer, model_parameters=layer.parameters(), config=settings)
     engine.backward(engine(torch.ones(2, 8, dtype=torch.bfloat16)).float().sum())
     engine.step()
@@ -330,7 +333,7 @@ def test_with_the_settings_for_cuda_steps_too_small_for_bfloat16_are_not_lost(st
     start()
     layer = torch.nn.Linear(8, 8, bias=False, dtype=torch.bfloat16)
     before = layer.weight.detach().float()
-    settings = learner_config("cuda", **LEARNER | {"zero_stage": stage, "lr": 1e-6, "weight_decay": 0.0})
+    settings = settings_of("cuda", zero_stage=stage, lr=1e-6, weight_decay=0.0)
     if bucket is not None:
         settings["zero_optimization"]["reduce_bucket_size"] = bucket
     engine, *_ = deepspeed.initialize(model=layer, model_parameters=layer.parameters(), config=settings)
@@ -349,14 +352,14 @@ def test_a_gradient_that_would_be_freed_while_it_is_reduced_is_refused():
     """DeepSpeed does not guard it at stage 2 on a GPU; the bucket has 100 million elements."""
 
     def check(kind: Any, largest: int, **changes: Any) -> None:
-        settings = learner_config(kind, **LEARNER | {"zero_stage": 2, "overrides": OVERLAP} | changes)
+        settings = settings_of(kind, **{"zero_stage": 2, "deepspeed": OVERLAP} | changes)
         check_overlap(kind, settings, largest)
 
     with pytest.raises(ConfigError, match=r"free a gradient of 100,000,001 elements .* buckets have 100,000,000"):
         check("cuda", 10**8 + 1)
     check("cuda", 10**8)
     check("cpu", 10**9)
-    for safe in ({"zero_stage": 1}, {"zero_stage": 3}, {"overrides": {}}, {"offload": "optimizer"}):
+    for safe in ({"zero_stage": 1}, {"zero_stage": 3}, {"deepspeed": {}}, {"offload": "optimizer"}):
         check("cuda", 10**9, **safe)
 
 
@@ -372,8 +375,7 @@ def test_a_gradient_that_would_be_freed_while_it_is_reduced_is_refused():
 )
 def test_a_sum_that_loses_digits_is_told_of(dtype, stage, microbatches, told):
     assert bool(lossy_sum(dtype, stage, microbatches)) is told
-    options = {"max_grad_norm": 1.0, "lr": 1e-3, "weight_decay": 0.0, "overrides": {}}
-    settings = learner_config("cuda", dtype=dtype, zero_stage=stage, **options)
+    settings = settings_of("cuda", dtype, zero_stage=stage)
     in_bfloat16 = dtype == "bfloat16" and settings.get("data_types", {}).get("grad_accum_dtype") != "fp32"
     assert told <= in_bfloat16  # the settings do what the words say
 
@@ -382,14 +384,14 @@ def test_only_a_gpus_learner_is_compiled_and_only_if_it_is_asked_for():
     from deepspeed.runtime.config import DeepSpeedConfig
 
     wish = {"compile": {"deepcompile": True}}
-    settings = learner_config("cuda", **LEARNER | {"overrides": wish})
+    settings = settings_of("cuda", deepspeed=wish)
     assert DeepSpeedConfig(settings).compile_config.deepcompile
     assert compiles("cuda", settings) and not compiles("cpu", settings)
-    assert not compiles("cuda", learner_config("cuda", **LEARNER))
+    assert not compiles("cuda", settings_of("cuda"))
 
 
 def test_the_learners_own_decisions_are_no_setting_of_the_user():
-    decided = learner_config("cuda", **LEARNER).keys()
+    decided = settings_of("cuda").keys()
     assert decided - LEARNER_KEYS == {
         "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "bf16",
     }  # fmt: skip
@@ -397,7 +399,7 @@ def test_the_learners_own_decisions_are_no_setting_of_the_user():
 
 def test_settings_of_the_user_are_merged_into_the_defaults():
     overrides = {"zero_optimization": {"reduce_bucket_size": 9}, "optimizer": {"params": {"eps": 1e-6}}}
-    settings = learner_config("cuda", **{**LEARNER, "overrides": overrides})
+    settings = settings_of("cuda", deepspeed=overrides)
     assert settings["zero_optimization"]["stage"] == 3 and settings["zero_optimization"]["reduce_bucket_size"] == 9
     assert settings["optimizer"]["params"] == {
         "lr": 1e-4, "weight_decay": 0.1, "betas": [0.9, 0.999], "torch_adam": True, "fused": True, "eps": 1e-6,
@@ -433,8 +435,7 @@ def test_a_reference_is_sharded_at_zero_3_and_else_whole_in_a_gpus_host(kind):
 
 def test_buckets_are_small_on_cuda_and_the_users_come_first():
     def bucket(kind, stage, **zero):
-        overrides = {"zero_optimization": zero}
-        settings = learner_config(kind, **LEARNER | {"zero_stage": stage, "overrides": overrides})
+        settings = settings_of(kind, zero_stage=stage, deepspeed={"zero_optimization": zero})
         return settings["zero_optimization"].get("reduce_bucket_size")
 
     assert [bucket("cuda", stage) for stage in range(4)] == [None, 10**8, 10**8, 10**8]

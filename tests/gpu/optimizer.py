@@ -32,11 +32,10 @@ def _step(bench: Bench, widths: Any, way: str, weights: dict[str, Any], name: st
     """float32 weights, with the settings that the learner would give."""
     import torch
 
-    from mmrl.engine.learner.learner_settings import learner_config
+    from mmrl.config.sections import LearnerConfig
+    from mmrl.engine.learner.learner_settings import deepspeed_settings
 
-    settings = learner_config(
-        bench.kind, dtype="bfloat16", zero_stage=1, max_grad_norm=1.0, lr=1e-2, weight_decay=0.0, overrides={}
-    )["optimizer"]["params"]
+    settings = deepspeed_settings(LearnerConfig(zero_stage=1, lr=1e-2), "bfloat16", bench.kind)["optimizer"]["params"]
     options = {key: value for key, value in settings.items() if key not in ("torch_adam", "fused", "foreach")}
     generator = torch.Generator(bench.device).manual_seed(0)
 

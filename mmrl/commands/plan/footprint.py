@@ -10,7 +10,7 @@ from functools import cached_property
 from mmrl.config.sections import Config
 from mmrl.engine import device
 from mmrl.engine.learner.counting import training_of
-from mmrl.engine.learner.learner_settings import learner_config
+from mmrl.engine.learner.learner_settings import deepspeed_settings
 from mmrl.engine.machine.host_memory import HostMemory
 from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.network.shape import model_shape
@@ -142,16 +142,7 @@ class PlannedModel:
     def states(self, config: Config) -> States:
         """States of one rank."""
         learner = config.learner
-        settings = learner_config(
-            self.kind,
-            dtype=self.precision,
-            zero_stage=learner.zero_stage,
-            max_grad_norm=learner.max_grad_norm,
-            lr=learner.lr,
-            weight_decay=learner.weight_decay,
-            offload=learner.offload,
-            overrides=learner.deepspeed,
-        )
+        settings = deepspeed_settings(learner, self.precision, self.kind)
         return states(
             self.trained,
             self.frozen,

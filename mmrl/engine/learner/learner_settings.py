@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mmrl.config.sections import LearnerConfig
 from mmrl.engine.device import DeviceKind, merged
 from mmrl.errors import ConfigError
 
@@ -13,18 +14,8 @@ REDUCE_BUCKET = 10**8
 length of the run: 0.2 GB in bfloat16, where DeepSpeed's own 500 million take 1 GB. Messages are long enough."""
 
 
-def learner_config(
-    kind: DeviceKind,
-    *,
-    dtype: str,
-    zero_stage: int,
-    max_grad_norm: float,
-    lr: float,
-    weight_decay: float,
-    offload: str = "none",
-    overrides: Mapping[str, Any],
-) -> dict[str, Any]:
-    """DeepSpeed's configuration.
+def deepspeed_settings(learner: LearnerConfig, precision: str, kind: DeviceKind) -> dict[str, Any]:
+    """DeepSpeed's settings by a config's section ``learner``; those in ``learner.deepspeed`` come last.
 
     torch's AdamW steps the weights, wherever they are, in one pass over the memory (``fused``): on a CPU that is
     3.5 times faster than without, and on a GPU nothing temporary is made. DeepSpeed's own AdamW for hosts is compiled
@@ -38,36 +29,36 @@ def learner_config(
     One micro-batch per DeepSpeed step is declared; the learner marks the boundary of an optimizer step itself, since
     the number of micro-batches differs from step to step.
     """
-    config: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-        "gradient_clipping": max_grad_norm,
-        "zero_optimization": {"stage": zero_stage},
+        "gradient_clipping": learner.max_grad_norm,
+        "zero_optimization": {"stage": learner.zero_stage},
         "optimizer": {
             "type": "AdamW",
             "params": {
-                "lr": lr,
-                "weight_decay": weight_decay,
+                "lr": learner.lr,
+                "weight_decay": learner.weight_decay,
                 "betas": [0.9, 0.999],
                 "torch_adam": True,
                 "fused": True,
             },
         },
-        "bf16": {"enabled": dtype == "bfloat16"},
+        "bf16": {"enabled": precision == "bfloat16"},
         "steps_per_print": 2**31 - 1,
         "wall_clock_breakdown": False,
     }
-    if dtype == "bfloat16" and zero_stage >= 2:
+    if precision == "bfloat16" and learner.zero_stage >= 2:
         # A bfloat16 sum over micro-batches would lose digits as their number grows.
-        config["data_types"] = {"grad_accum_dtype": "fp32"}
-    if kind == "cuda" and zero_stage:
-        config["zero_optimization"] |= {"reduce_bucket_size": REDUCE_BUCKET}
-    if offload != "none":
+        settings["data_types"] = {"grad_accum_dtype": "fp32"}
+    if kind == "cuda" and learner.zero_stage:
+        settings["zero_optimization"] |= {"reduce_bucket_size": REDUCE_BUCKET}
+    if learner.offload != "none":
         place = {"device": "cpu", "pin_memory": kind == "cuda"}
-        config["zero_optimization"] |= {"offload_optimizer": place}
-        config["zero_optimization"] |= {"offload_param": place} if offload == "parameters" else {}
-        config["zero_force_ds_cpu_optimizer"] = False
-    return merged(config, overrides)
+        settings["zero_optimization"] |= {"offload_optimizer": place}
+        settings["zero_optimization"] |= {"offload_param": place} if learner.offload == "parameters" else {}
+        settings["zero_force_ds_cpu_optimizer"] = False
+    return merged(settings, learner.deepspeed)
 
 
 LOSSY_SUM = 64
@@ -76,7 +67,7 @@ LOSSY_SUM = 64
 
 
 def lossy_sum(dtype: str, zero_stage: int, microbatches: int) -> str:
-    """Words on a sum over micro-batches that loses digits; empty if it does not. See ``learner_config``."""
+    """Words on a sum over micro-batches that loses digits; empty if it does not. See ``deepspeed_settings``."""
     if dtype != "bfloat16" or zero_stage >= 2 or microbatches < LOSSY_SUM:
         return ""
     return (
