@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.architecture import circles, floors, structure
+import pytest
+
+from tests.architecture import Structure, circles, floors, structure
 
 ROOT = Path(__file__).resolve().parents[1]
 TOO_LONG = 430
@@ -17,21 +19,24 @@ COLUMN_FILES = {"sampler_logprobs": 21, "old_logprobs": 15, "reference_logprobs"
 STEP_PLACES = 5
 
 
-def test_rooms_are_few_and_in_order_and_files_are_short() -> None:
-    found = structure(ROOT)
-    assert len(found.rooms) <= 22 and found.floors <= 10 and len(found.arrows) <= 130
-    assert found.room_circles == [] and found.module_circles == []
-    too_long = {path for path, lines in found.long_files.items() if lines > TOO_LONG}
+@pytest.fixture(scope="module")
+def ours() -> Structure:
+    return structure(ROOT)
+
+
+def test_rooms_are_few_and_in_order_and_files_are_short(ours: Structure) -> None:
+    assert len(ours.rooms) <= 22 and ours.floors <= 10 and len(ours.arrows) <= 130
+    assert ours.room_circles == [] and ours.module_circles == []
+    too_long = {path for path, lines in ours.long_files.items() if lines > TOO_LONG}
     assert too_long - LONG_FILES == set(), "split it"
     assert LONG_FILES - too_long == set(), "take it from the list"
 
 
-def test_a_column_is_spelled_in_few_files_and_a_step_is_put_together_in_few_places() -> None:
-    found = structure(ROOT)
+def test_a_column_is_spelled_in_few_files_and_a_step_is_put_together_in_few_places(ours: Structure) -> None:
     for column, most in COLUMN_FILES.items():
-        files = found.column_files[column]
+        files = ours.column_files[column]
         assert len(files) <= most, f"let the files that are new read their columns from a table: {files}"
-    assert len(found.step_places) <= STEP_PLACES, f"call the whole step in place of its parts: {found.step_places}"
+    assert len(ours.step_places) <= STEP_PLACES, f"call the whole step in place of its parts: {ours.step_places}"
 
 
 def test_columns_count_in_any_word_and_places_by_what_they_import(tmp_path: Path) -> None:

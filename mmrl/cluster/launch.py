@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from pathlib import Path
-from typing import Protocol
 
 from mmrl.cluster import local
 from mmrl.cluster.files import Node
@@ -18,7 +17,8 @@ from mmrl.config.sections import Config
 from mmrl.engine import device
 from mmrl.engine.learner.collation import shares_prefix
 from mmrl.engine.learner.counting import UnitCost
-from mmrl.engine.machine.host_memory import HostMemory, check_hosts
+from mmrl.engine.machine.host_memory import check_hosts
+from mmrl.engine.memory_needs import host_memory, least_memory
 from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import Engine
@@ -27,28 +27,12 @@ from mmrl.plugin_host.used import used_plugins
 from mmrl.system.machine_memory import total_bytes
 
 
-class MemoryNeeds(Protocol):
-    """The memory that a run's ranks need, known before anything is loaded."""
-
-    def gpu_bytes(self) -> int:
-        """Bytes that a rank's GPU must have."""
-        ...
-
-    def host_memory(self, kind: device.DeviceKind) -> HostMemory:
-        """A rank's share of its machine's memory."""
-        ...
-
-
-def start_engine(
-    spec: EngineSpec,
-    *,
-    needs: MemoryNeeds | None = None,
-    progress: Callable[[str], object] = lambda text: None,
-) -> Engine:
+def start_engine(spec: EngineSpec, *, progress: Callable[[str], object] = lambda text: None) -> Engine:
     """The engine that ``cluster`` asks for.
 
+    The memory that a learner needs is compared with the machines before anything is fetched or loaded.
+
     Args:
-        needs: Compared with the machines before anything is fetched or loaded.
         progress: Called with what begins.
 
     Raises:
@@ -58,9 +42,9 @@ def start_engine(
     config, folder = spec.config, spec.folder
     if config.cluster.name == "local":
         least = 0
-        if needs is not None:
+        if spec.algorithm is not None:
             memory = device.total_memory_bytes(device.detect())
-            least = check_memory(["this machine"], [memory], [total_bytes()], needs)
+            least = check_memory(["this machine"], [memory], [total_bytes()], spec)
         return local.start_engine(spec, progress, least)
     from mmrl.cluster.ray_ranks import RayRanks
 
@@ -80,9 +64,9 @@ def start_engine(
         check_installations(group, config)
         group.all("check_gpu")
         least = 0
-        if needs is not None:
+        if spec.algorithm is not None:
             hosts = [node.host for node in group.nodes]
-            least = check_memory(hosts, group.all("device_memory"), group.all("machine_memory"), needs)
+            least = check_memory(hosts, group.all("device_memory"), group.all("machine_memory"), spec)
         group.all("check_process", config.model_dump(mode="json"), spec.with_sampler, least)
         find_shared_files(group, spec.media.folder)
         models, checkpoints = send_model(group, folder), send_checkpoint(group, spec.checkpoint)
@@ -112,9 +96,7 @@ def start_engine(
     return group
 
 
-def check_memory(
-    hosts: Sequence[str], devices: Sequence[int | None], machines: Sequence[int], needs: MemoryNeeds
-) -> int:
+def check_memory(hosts: Sequence[str], devices: Sequence[int | None], machines: Sequence[int], spec: EngineSpec) -> int:
     """Compare each rank's GPU and its machine with what a run needs; returns a GPU's bytes for the smallest setting.
 
     Args:
@@ -124,13 +106,13 @@ def check_memory(
     Raises:
         ResourceError: Says how much is missing, and of what.
     """
-    least = check_devices(list(zip(hosts, devices, strict=True)), needs.gpu_bytes)
+    least = check_devices(list(zip(hosts, devices, strict=True)), lambda: least_memory(spec))
     kind: device.DeviceKind = "cpu" if None in devices else "cuda"
-    check_hosts(list(zip(hosts, machines, strict=True)), needs.host_memory(kind))
+    check_hosts(list(zip(hosts, machines, strict=True)), host_memory(spec, kind))
     return least
 
 
-def check_devices(devices: Sequence[tuple[str, int | None]], least_memory: Callable[[], int]) -> int:
+def check_devices(devices: Sequence[tuple[str, int | None]], least: Callable[[], int]) -> int:
     """Refuse a GPU that no setting fits, before anything is loaded; returns the bytes of the smallest setting.
 
     Without a GPU nothing is counted, and the answer is 0.
@@ -144,7 +126,7 @@ def check_devices(devices: Sequence[tuple[str, int | None]], least_memory: Calla
     found = [(memory, host) for host, memory in devices if memory is not None]
     if not found:
         return 0
-    (memory, host), needed = min(found), least_memory()
+    (memory, host), needed = min(found), least()
     if memory < needed:
         raise ResourceError(
             f"a GPU of {host} has {memory / 1e9:.1f} GB, and the smallest setting needs about {needed / 1e9:.1f} GB: "

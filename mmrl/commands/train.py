@@ -99,7 +99,6 @@ def train(
         Stopped: A signal ended the run; it can go on.
     """
     from mmrl.cluster.process import prepare_process
-    from mmrl.commands.plan.needs import PlannedNeeds
     from mmrl.runs.directory import RunDirectory
     from mmrl.runs.session import TrainingRun
 
@@ -112,7 +111,6 @@ def train(
             loaded.config,
             directory,
             interruption,
-            needs=PlannedNeeds,
             profiled_steps=profiled_steps,
             verbose=verbose,
             origins=loaded.origins,

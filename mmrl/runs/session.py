@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,6 @@ from mmrl.system.signals import Interruption, Stopped
 from mmrl.training.sources import REACHED
 
 if TYPE_CHECKING:
-    from mmrl.cluster.launch import MemoryNeeds
     from mmrl.engine_api import Engine
     from mmrl.interfaces import Algorithm
     from mmrl.rollout.episodes.player import EpisodePlayer
@@ -47,7 +46,6 @@ class TrainingRun:
     """A run in its directory: from its start or its newest checkpoint to its end, through the loss of ranks.
 
     Args:
-        needs: The memory of ranks that is asked for before engines start; None asks for none.
         profiled_steps: Steps to write a trace of, in each attempt.
         verbose: True if the engines' libraries write to the console while they start, and not to RUN/engines.log.
         origins: The place where each value of the config was written, by dotted key.
@@ -59,7 +57,6 @@ class TrainingRun:
         directory: RunDirectory,
         interruption: Interruption,
         *,
-        needs: Callable[[Config, RunSetup], MemoryNeeds] | None = None,
         profiled_steps: int = 0,
         verbose: bool = False,
         origins: Mapping[str, str],
@@ -67,7 +64,7 @@ class TrainingRun:
         self._length = "trainer.steps" if config.trainer.epochs is None else "trainer.epochs"
         self._written, self._config, self._setup = config, config, RunSetup(config, directory.media)
         self._directory, self._interruption, self._origins = directory, interruption, origins
-        self._needs, self._profiled_steps, self._verbose = needs, profiled_steps, verbose
+        self._profiled_steps, self._verbose = profiled_steps, verbose
         self._checkpoints = Checkpoints(directory.checkpoints)
         self._console = Console(self._config.trainer.steps, mean=self._config.accuracy_mean)
         self._checkpoint: Checkpoint | None = None
@@ -313,7 +310,6 @@ class TrainingRun:
         with noise, garbage_kept():
             engine = start_engine(
                 setup.engine_spec(algorithm, None if checkpoint is None else checkpoint.path),
-                needs=None if self._needs is None else self._needs(config, setup),
                 progress=lambda text: self._console.line(f"{'':{INDENT}}{text}"),
             )
         stack.callback(engine.close)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from mmrl.cluster.launch import start_engine
-from mmrl.commands.plan.needs import PlannedNeeds
 from mmrl.commands.plan.workload import Workload
 from mmrl.config.sections import ClusterConfig, Config
 from mmrl.engine_api import Engine, SamplingRequest
@@ -90,9 +89,7 @@ def calibrate(config: Config, setup: RunSetup) -> Measured:
     )
     count = min(PROMPTS, -(-config.trainer.prompts_per_step // config.cluster.ranks))
     spec = setup.engine_spec(setup.algorithm)
-    engine = start_engine(
-        replace(spec, config=alone, with_sampler=setup.source.samples), needs=PlannedNeeds(alone, setup)
-    )
+    engine = start_engine(replace(spec, config=alone, with_sampler=setup.source.samples))
     try:
         prompts = setup.prompts.each(setup.encoder.encode, count)
         _step(alone, setup, engine, prompts[:1])  # warms up

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from mmrl.commands.plan.episodes import limit_lines, limits, longest_episode, observed_grids
-from mmrl.commands.plan.footprint import KINDS, PHASES, Footprint, PlannedModel, bound
 from mmrl.commands.plan.proposal import propose
 from mmrl.commands.plan.workload import Example, Grid, Workload, workload
 from mmrl.config.sections import Config
 from mmrl.data.images import normalised_size
 from mmrl.data.prompts import PromptSource
 from mmrl.engine import device
+from mmrl.engine.footprint import KINDS, PHASES, Footprint, PlannedModel, bound
 from mmrl.engine.learner.collation import shares_prefix
 from mmrl.errors import DataError, HubError, HubUnreachableError, ResourceError
 from mmrl.ops.cost import Training

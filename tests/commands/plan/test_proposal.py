@@ -16,15 +16,18 @@ import yaml
 from PIL import Image
 
 from mmrl.commands.cli import main
-from mmrl.commands.plan.footprint import Footprint
-from mmrl.commands.plan.needs import PlannedNeeds
-from mmrl.commands.plan.proposal import changed, fits, propose
+from mmrl.commands.plan.proposal import fits, propose
 from mmrl.config.load import from_mapping
+from mmrl.data.images import MediaStore
+from mmrl.engine.footprint import Footprint
 from mmrl.engine.machine.host_memory import check_hosts
+from mmrl.engine.memory_needs import changed, host_memory
+from mmrl.engine.network.folder import ModelFolder
+from mmrl.engine.spec import EngineSpec
 from mmrl.errors import ResourceError
 from mmrl.ops.cost import ModelShape
 from mmrl.ops.memory import Zero, states
-from mmrl.runs.setup import RunSetup
+from mmrl_algorithms.grpo import GRPO
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 HEAD = re.compile(r"`mmrl plan --gpus (\d+) --memory (\d+)`: at\s+(?:# )?most ([\d.]+) GB")
@@ -126,7 +129,7 @@ def test_an_example_fits_its_gpus_and_says_what_it_takes(name, plan):
 )
 def test_a_vllm_that_backs_up_its_weights_locks_almost_twice_their_bytes(name, weights, locked, plan, monkeypatch):
     new = plan(name, "--gpus", "16" if "32b" in name else "1", "--memory", "80")[1]
-    monkeypatch.setattr("mmrl.commands.plan.footprint.discards_weights", lambda config: False)
+    monkeypatch.setattr("mmrl.engine.footprint.discards_weights", lambda config: False)
     old = plan(name, "--gpus", "16" if "32b" in name else "1", "--memory", "80")[1]
     assert old["sampler"]["weights"] / GB == pytest.approx(weights, rel=0.01)
     assert old["host"]["sampler"] / GB == pytest.approx(locked, rel=0.01) and not old["host"]["discards"]
@@ -140,14 +143,16 @@ def test_a_machine_of_32_gb_is_refused_7b_qlora_if_vllm_backs_up_its_weights(pub
     example["trainer"]["eval_every"] = 0
     example["data"] |= {"train": {"name": "table", "path": str(tables[True])}, "eval": None}
     config = from_mapping(example)
-    needs = PlannedNeeds(config, RunSetup(config, tmp_path, with_weights=False))
+    folder = ModelFolder.open(config.model.path, with_weights=False)
+    media = MediaStore(tmp_path, folder.image_sizes(3136, 10**6))
+    spec = EngineSpec(config, folder, media, GRPO(GRPO.Config()), max_images=1, with_sampler=True)
     machine = [("here", 32 * 2**30)]
-    check_hosts(machine, needs.host_memory("cuda"))
-    monkeypatch.setattr("mmrl.commands.plan.footprint.discards_weights", lambda config: False)
+    check_hosts(machine, host_memory(spec, "cuda"))
+    monkeypatch.setattr("mmrl.engine.footprint.discards_weights", lambda config: False)
     with pytest.raises(ResourceError, match=r"here has 34\.4 GB .* 1 rank .* 49\.\d GB: 15\.\d GB are") as caught:
-        check_hosts(machine, needs.host_memory("cuda"))
+        check_hosts(machine, host_memory(spec, "cuda"))
     assert "vLLM's while it sleeps 31.4 GB" in str(caught.value.where) and "install.sh" in str(caught.value.remedy)
-    assert needs.host_memory("cpu").kept == needs.host_memory("cpu").learner  # offloaded, and nothing sleeps
+    assert host_memory(spec, "cpu").kept == host_memory(spec, "cpu").learner  # offloaded, and nothing sleeps
 
 
 def test_a_reference_in_the_hosts_memory_is_counted_in_the_pieces_that_are_page_locked(plan):

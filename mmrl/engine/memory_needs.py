@@ -1,0 +1,91 @@
+"""The memory that an engine's ranks need, known before anything is fetched or loaded, and settings that need less."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any
+
+from mmrl.config.sections import Config
+from mmrl.engine.device import DeviceKind
+from mmrl.engine.footprint import PlannedModel
+from mmrl.engine.machine.host_memory import HostMemory
+from mmrl.engine.network.sizes import part_sizes
+from mmrl.engine.spec import EngineSpec
+from mmrl.ops.cost import ModelShape, Work, causal_pairs
+
+NODE = 8
+"""Most ranks that a proposal lets share one copy of the sampler's weights: they must be on one node."""
+
+
+def least_memory(spec: EngineSpec) -> int:
+    """Bytes that each rank's GPU needs for one of the longest sequences, with the settings that take least."""
+    config, model = spec.config, _planned_model(spec, "cuda")
+    longest = config.data.max_prompt_tokens + config.max_completion_tokens
+    row = Work(tokens=longest, pairs=causal_pairs(longest), predicted=config.sampler.max_new_tokens)
+    candidates = [changed(config, changes) for changes in memory_changes(config, model.shape, longest)]
+    samples = _shares_with_vllm(spec)
+    return min(model.footprint(each, [row], longest).least_memory(samples=samples) for each in candidates)
+
+
+def host_memory(spec: EngineSpec, kind: DeviceKind) -> HostMemory:
+    """A rank's share of its machine's memory."""
+    if kind == "cpu" and spec.config.learner.offload == "none":
+        return HostMemory()  # host and device are one
+    return _planned_model(spec, kind).host(spec.config, samples=_shares_with_vllm(spec))
+
+
+def _planned_model(spec: EngineSpec, kind: DeviceKind) -> PlannedModel:
+    config, folder = spec.config, spec.folder
+    assert spec.algorithm is not None  # a learner is what takes memory
+    sizes = part_sizes(folder, config.model.freeze, config.model.lora)
+    return PlannedModel(config, folder, sizes, spec.algorithm, kind)
+
+
+def _shares_with_vllm(spec: EngineSpec) -> bool:
+    return spec.with_sampler and spec.config.sampler.name == "vllm"
+
+
+def changed(config: Config, changes: Mapping[str, Any]) -> Config:
+    """The config with other values, given by dotted keys; not validated."""
+    sections: dict[str, dict[str, Any]] = {}
+    for key, value in changes.items():
+        section, _, name = key.partition(".")
+        sections.setdefault(section, {})[name] = value
+    return config.model_copy(update={name: getattr(config, name).model_copy(update=v) for name, v in sections.items()})
+
+
+def memory_changes(config: Config, shape: ModelShape, smallest: int) -> Iterator[dict[str, Any]]:
+    """Changes of a config that take less memory, by dotted keys and the cheapest first; none is without effect.
+
+    The size of micro-batches costs little, recomputing activations more, another ZeRO stage or tensor parallelism still
+    more, and offloading most.
+
+    Args:
+        smallest: Tokens that a micro-batch must have room for: the longest sample.
+    """
+    learner, ranks, size = config.learner, config.cluster.ranks, config.sampler.tensor_parallel_size
+    tokens = [learner.tokens_per_microbatch]
+    while tokens[-1] // 2 >= smallest:
+        tokens.append(tokens[-1] // 2)
+    stages = [learner.zero_stage, *(stage for stage in (3, 2) if stage != learner.zero_stage)]
+    data_parallel = config.sampler.engine.get("mm_encoder_tp_mode") == "data"
+    parts = config.sampler.pipeline_parallel_size
+    sizes = [n for n in range(1, min(ranks, NODE) + 1) if ranks % (n * parts) == 0]
+    sizes = [n for n in sizes if not shape.indivisible(n, whole_tower=data_parallel)]
+    sizes = [n for n in sizes if n >= size] or sizes
+    offloads = [(learner.offload, 0), ("optimizer", 16), ("parameters", 32)]
+    recomputing = [(config.model.gradient_checkpointing, 0), (True, 3)]
+    found: dict[tuple[Any, ...], int] = {}
+    for (offload, a), (number, stage), (place, parallel), (again, b), (halvings, count) in product(
+        offloads, enumerate(stages), enumerate(sizes), recomputing, enumerate(tokens)
+    ):
+        if (offload != "none" and not stage) or (offload == "parameters" and stage != 3):
+            continue
+        key = (stage, offload, parallel, again, count)
+        found.setdefault(key, a + b + 5 * min(number, 1) + number + 4 * place + halvings)
+    names = ("learner.zero_stage", "learner.offload", "sampler.tensor_parallel_size", "model.gradient_checkpointing")
+    old = (learner.zero_stage, learner.offload, size, config.model.gradient_checkpointing, tokens[0])
+    for key in sorted(found, key=lambda key: found[key]):
+        pairs = zip((*names, "learner.tokens_per_microbatch"), key, old, strict=True)
+        yield {name: value for name, value, before in pairs if value != before}
