@@ -138,7 +138,7 @@ class Collector:
         player: EpisodePlayer | None = None,
     ) -> None:
         self._config, self._engine, self._player = config, engine, player
-        self._scorer, self._progress, self._penalties, self._event = scorer, progress, penalties, event
+        self._scorer, self._progress, self.penalties, self._event = scorer, progress, penalties, event
         self.generated: list[RolloutGroup] = []
 
     def training_groups(
@@ -238,7 +238,7 @@ class Collector:
 
     def batch(self, groups: Sequence[ScoredGroup]) -> Batch:
         """The groups' rollouts as one batch, without learner log-probs yet."""
-        return batch_of(groups, weights_of(self._config), self._penalties)
+        return batch_of(groups, weights_of(self._config), self.penalties)
 
     @property
     def accuracy_of(self) -> str:

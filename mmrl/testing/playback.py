@@ -5,15 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mmrl.engine_api import UpdateResult
 from mmrl.errors import contract_error, plugin_errors
 from mmrl.interfaces import Algorithm, Needs, served_needs
 from mmrl.plugin_host import registry
 from mmrl.testing.recorded import read_batch
-from mmrl.types import Batch, BoolArray, EncodedPrompt, FloatArray, IntArray, Prompt, Sample, Segment
+from mmrl.types import (
+    Batch,
+    BoolArray,
+    EncodedPrompt,
+    FloatArray,
+    IntArray,
+    Prompt,
+    Rollout,
+    RolloutGroup,
+    Sample,
+    ScoredGroup,
+    Segment,
+    TrainingRow,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+
+PROMPT = EncodedPrompt(prompt=Prompt("", ()), text="", token_ids=np.zeros(1, np.int32), images=())
+"""The prompt of all rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,70 +104,100 @@ def replay(
 def play(
     algorithm: Algorithm, learner: Algorithm, batch: Mapping[str, Any], parts: int = 1, dtype: str = "float64"
 ) -> Replay:
-    """``replay`` with a function that gives the instance for ``loss``."""
-    import torch
+    """``replay`` with another instance for ``loss``, the learner."""
+    from mmrl.training.updater import LearnSettings, finished, learn
 
-    from mmrl.ops.objective import (
-        advantages_per_token,
-        assign_credit,
-        loss_masks,
-        partial_loss,
-        reduce_partials,
-        training_rows,
-    )
-
-    needs = served_needs(algorithm)
-    arrays = RecordedBatch(batch, needs)
-    credit = assign_credit(algorithm, arrays.batch)
-    masks = loss_masks(arrays.batch, credit)
-    advantages = advantages_per_token(credit, masks)
-    rows = training_rows(
-        arrays.samples,
-        masks,
-        advantages,
-        arrays.batch.group_ids,
-        algorithm.aggregation.with_default(batch.get("max_len")),
-        range(len(masks)),
-        old_logprobs=arrays.batch.old_logprobs,
-        reference_logprobs=arrays.batch.reference_logprobs,
-        constants=credit.constants,
-    )
-    leaves = [
-        torch.tensor(values, dtype=getattr(torch, dtype), requires_grad=True)
-        for values in (arrays.logprobs, arrays.entropy)
-    ]
-    partials = []
-    for part in _split(list(rows), parts):
-        logprobs, entropy = (torch.cat([leaf[i] for i in part]) for leaf in leaves)
-        partial = partial_loss(learner, [rows[i] for i in part], logprobs, entropy)
-        with plugin_errors(algorithm, "loss"):
-            partial.loss.backward()
-        partials.append(partial)
-    weights = np.zeros(len(arrays.samples))
-    for i, row in rows.items():
-        weights[i] = row.weight
-    gradients = [(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).numpy() for leaf in leaves]
+    arrays = RecordedBatch(batch, served_needs(algorithm))
+    of_loss = _GivenLogprobs(learner, arrays, parts, dtype)
+    settings = LearnSettings(max_tokens=batch.get("max_len"))
+    result = finished(learn([arrays.rows], algorithm, of_loss, settings, batch=arrays.batch))
+    credit, (group,) = result.credit, result.groups
     per_row = np.ndim(credit.advantages[0]) == 0
-    metrics = {**credit.metrics, **reduce_partials(partials)}
+    metrics = {**credit.metrics, **of_loss.metrics}
     with plugin_errors(algorithm, "observe"):
         observed = algorithm.observe(metrics)
         if not isinstance(observed, Mapping):
             remedy = "return a dict of further metrics, {} where there are none"
             raise contract_error(algorithm, "observe", f"answered {observed!r}", remedy)
     return Replay(
-        advantages=np.asarray(credit.advantages, np.float64) if per_row else np.stack(advantages),
-        loss=float(sum(float(partial.loss.detach()) for partial in partials)),
-        grad_log_probs=gradients[0],
-        grad_entropy=gradients[1],
-        sequence_weights=weights,
+        advantages=np.asarray(credit.advantages, np.float64) if per_row else np.stack(group.advantages),
+        loss=of_loss.loss,
+        grad_log_probs=of_loss.gradient(of_loss.logprobs_BT),
+        grad_entropy=of_loss.gradient(of_loss.entropy_BT),
+        sequence_weights=of_loss.weights,
         metrics={**metrics, **observed},
     )
+
+
+class _GivenLogprobs:
+    """Implements ``updater.UpdatedLearner``: an optimizer step that stops at the gradients of given log-probs.
+
+    Args:
+        algorithm: Gives the loss.
+        parts: Micro-batches.
+
+    Attributes:
+        logprobs_BT: Leaf, the current log-probs.
+        entropy_BT: Leaf.
+        weights: (B,) weights of the rows; 0 for those in no loss.
+        loss: The optimizer step's.
+        metrics: Likewise.
+    """
+
+    def __init__(self, algorithm: Algorithm, arrays: RecordedBatch, parts: int, dtype: str) -> None:
+        import torch
+
+        self._algorithm, self._arrays, self._parts = algorithm, arrays, parts
+        self.logprobs_BT, self.entropy_BT = (
+            torch.tensor(values, dtype=getattr(torch, dtype), requires_grad=True)
+            for values in (arrays.logprobs, arrays.entropy)
+        )
+        self.weights, self.loss = np.zeros(len(arrays.logprobs)), 0.0
+        self.metrics: Mapping[str, float] = {}
+
+    def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        return list(self._arrays.logprobs)
+
+    def reference_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        raise AssertionError("a batch has those that are needed")
+
+    def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
+        """The step's loss and metrics, and the leaves' gradients; no weight moves."""
+        import torch
+
+        from mmrl.ops.objective import partial_loss, reduce_partials
+
+        places = {row.sample.key[-1]: row for row in rows}
+        partials = []
+        for part in _split(list(places), self._parts):
+            leaves = (torch.cat([leaf[i] for i in part]) for leaf in (self.logprobs_BT, self.entropy_BT))
+            partial = partial_loss(self._algorithm, [places[i] for i in part], *leaves)
+            with plugin_errors(self._algorithm, "loss"):
+                partial.loss.backward()
+            partials.append(partial)
+        for place, row in places.items():
+            self.weights[place] = row.weight
+        self.loss = float(sum(float(partial.loss.detach()) for partial in partials))
+        self.metrics = reduce_partials(partials)
+        logprobs, entropies = ([array[i] for i in places] for array in (self._arrays.logprobs, self._arrays.entropy))
+        return UpdateResult(self.metrics, logprobs, entropies)
+
+    def gradient(self, leaf: torch.Tensor) -> FloatArray:
+        """(B, T) gradient of the loss with respect to a leaf."""
+        gradient: FloatArray = np.zeros(leaf.shape) if leaf.grad is None else leaf.grad.numpy()
+        return gradient
 
 
 class RecordedBatch:
     """A padded batch as a run's records, with its padding, since masked tokens must not matter.
 
     It holds copies, which an algorithm may spoil.
+
+    Attributes:
+        logprobs: (B, T) the current log-probs.
+        entropy: (B, T).
+        rows: The rows in their order, as if they were one group.
+        batch: The same as ``Algorithm.credit`` sees them, with the ids of their groups.
     """
 
     def __init__(self, batch: Mapping[str, Any], needs: Needs) -> None:
@@ -155,7 +206,9 @@ class RecordedBatch:
         self.logprobs = arrays["log_probs"]
         self.entropy = arrays.get("entropy", np.zeros_like(self.logprobs))
         sampler = list(arrays["rollout_log_probs"])
-        self.samples = [_sample(mask, logprobs) for mask, logprobs in zip(masks, sampler, strict=True)]
+        rollouts = [_rollout(row, *each) for row, each in enumerate(zip(masks, sampler, strict=True))]
+        group = RolloutGroup(PROMPT, tuple(rollouts))
+        self.rows = ScoredGroup(group, arrays["rewards"], arrays["reward_valid"], arrays["components"])
         self.batch = Batch(
             rewards=arrays["rewards"],
             valid=arrays["reward_valid"],
@@ -179,7 +232,7 @@ def _rows(values_BT: FloatArray | None) -> list[FloatArray] | None:
     return None if values_BT is None else list(values_BT)
 
 
-def _sample(mask: BoolArray, sampler_logprobs: FloatArray) -> Sample:
+def _rollout(row: int, mask: BoolArray, sampler_logprobs: FloatArray) -> Rollout:
     """A completion whose segments alternate where the mask does."""
     segments, start = [], 0
     for by_policy, run in groupby(mask.tolist()):
@@ -187,8 +240,7 @@ def _sample(mask: BoolArray, sampler_logprobs: FloatArray) -> Sample:
         ids: IntArray = np.zeros(end - start, np.int32)
         segments.append(Segment(ids, by_policy, sampler_logprobs[start:end]))
         start = end
-    prompt = EncodedPrompt(prompt=Prompt("", ()), text="", token_ids=np.zeros(1, np.int32), images=())
-    return Sample(prompt, tuple(segments))
+    return Rollout(PROMPT, tuple(segments), row, "", "stop", 0)
 
 
 def _split(indices: Sequence[int], parts: int) -> list[Sequence[int]]:

@@ -16,13 +16,15 @@ from mmrl.engine_api import PromptEncoder
 from mmrl.errors import MMRLError, NumericsError, plugin_errors
 from mmrl.interfaces import Algorithm
 from mmrl.ops import metrics
-from mmrl.rollout.batch import rollouts_of
+from mmrl.rollout.batch import batch_of, rollouts_of
 from mmrl.rollout.collector import Collector, SampledBatch, sampled_metrics
 from mmrl.rollout.records import group_records, read_groups
 from mmrl.system.clock import Clock
-from mmrl.training.updater import TrainBatch, UpdateRecorder, demonstrations_batch
-from mmrl.types import CreditedGroup, EncodedPrompt, Prompt, RolloutGroup, Sample, ScoredGroup
+from mmrl.training.update_log import UpdateRecorder
+from mmrl.types import CreditedGroup, EncodedPrompt, Prompt, Rollout, RolloutGroup, Sample, ScoredGroup
 
+GIVEN = -1
+"""The version of the weights of what nobody sampled."""
 REACHED = "rows_reached"
 """The key of a trainer's state that only a run has whose rows were not all measured at the start."""
 
@@ -62,8 +64,8 @@ class Source(ABC):
         """The object that is made of a prompt when it is drawn."""
 
     @abstractmethod
-    def collect(self, step: int, draw: Draw, clock: Clock) -> tuple[SampledBatch, TrainBatch | None]:
-        """The step's samples, and the batch to learn from; None if the step has to be left out.
+    def collect(self, step: int, draw: Draw, clock: Clock) -> tuple[SampledBatch, Sequence[ScoredGroup]]:
+        """The step's samples, and the groups to learn from; none if the step has to be left out.
 
         Raises:
             MMRLError: A reward or the algorithm fails, or the algorithm rejects too many groups and says to stop.
@@ -99,12 +101,11 @@ class Demonstrations(Source):
     def make(self, prompt: Prompt) -> Sample:
         return self._encoder.demonstrate(self._encoder.encode(prompt), all_turns=self._algorithm.needs().all_turns)
 
-    def collect(self, step: int, draw: Draw, clock: Clock) -> tuple[SampledBatch, TrainBatch | None]:
+    def collect(self, step: int, draw: Draw, clock: Clock) -> tuple[SampledBatch, Sequence[ScoredGroup]]:
         with clock.phase("prompts"):
             drawn = draw(self._config.trainer.prompts_per_step)
-        samples = [replace(s, prompt=replace(s.prompt, epoch=epoch)) for epoch, s in drawn]
-        batch = demonstrations_batch(samples)
-        return SampledBatch((), samples, batch), TrainBatch(samples, batch)
+        groups = [demonstrated(replace(s, prompt=replace(s.prompt, epoch=epoch))) for epoch, s in drawn]
+        return SampledBatch((), rollouts_of(groups), batch_of(groups, {})), groups
 
 
 class Rollouts(Source):
@@ -138,7 +139,7 @@ class Rollouts(Source):
         refills = self._algorithm.needs().refill is not None
         return sampled_metrics(found, self._collector.accuracy_of, refills=refills)
 
-    def collect(self, step: int, draw: Draw, clock: Clock) -> tuple[SampledBatch, TrainBatch | None]:
+    def collect(self, step: int, draw: Draw, clock: Clock) -> tuple[SampledBatch, Sequence[ScoredGroup]]:
         count = self._config.trainer.prompts_per_step
         carried, self.carried = self.carried, []
         try:
@@ -153,9 +154,7 @@ class Rollouts(Source):
             groups = self._starve(step, groups, found)
         if not found.batch.valid.any():
             self._recorder.event("unscored", message=f"no rollout of step {step} could be scored")
-        is_all = len(groups) == len(found.groups) and not carried
-        batch = found.batch if is_all or not groups else self._collector.batch(groups)
-        return found, TrainBatch(rollouts_of(groups), batch, groups) if groups else None
+        return found, groups
 
     def _starve(self, step: int, groups: list[ScoredGroup], found: SampledBatch) -> list[ScoredGroup]:
         """The groups to train on where the algorithm rejected too many, as its ``Refill.on_starvation`` says."""
@@ -181,6 +180,13 @@ class Rollouts(Source):
 
 SOURCES: Mapping[str, type[Source]] = {"rollouts": Rollouts, "demonstrations": Demonstrations}
 """By ``Algorithm.source``."""
+
+
+def demonstrated(sample: Sample) -> ScoredGroup:
+    """A demonstration as a group of its own, without rewards."""
+    text = sample.prompt.prompt.demonstration or ""
+    rollout = Rollout(sample.prompt, sample.segments, 0, text, "stop", GIVEN)
+    return ScoredGroup(RolloutGroup(sample.prompt, (rollout,)), np.zeros(1), np.ones(1, bool), {})
 
 
 def state_of(algorithm: Algorithm) -> dict[str, Any]:

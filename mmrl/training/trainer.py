@@ -28,7 +28,9 @@ from mmrl.training.adapter_notice import AdapterNotice
 from mmrl.training.evaluator import EvaluationRecorder, Evaluator
 from mmrl.training.logprob_check import LogprobCheck
 from mmrl.training.sources import REACHED, SOURCES, StepRecorder, state_of, step_groups
-from mmrl.training.updater import StepResult, Updater
+from mmrl.training.update_log import UpdateLog, timed
+from mmrl.training.updater import LearnSettings, StepResult, Update, learn
+from mmrl.types import ScoredGroup
 
 
 class Recorder(StepRecorder, EvaluationRecorder, Protocol):
@@ -106,7 +108,7 @@ class Trainer:
         evaluated_by = (encoder, collector, context.recorder)
         self._evaluator = None if evaluation is None else Evaluator(config, evaluation, *evaluated_by)
         self._source = SOURCES[algorithm.source](config, algorithm, encoder, collector, context.recorder)
-        self._updater = Updater(config, algorithm, context.recorder, context.interruption)
+        self._updates = UpdateLog(context.recorder)
         self._check = LogprobCheck(precision, config.trainer.on_mismatch, event=context.recorder.event)
         self._notice = AdapterNotice(precision, context.recorder.event)
         self._peak_flops_per_s = peak_flops_per_s
@@ -163,8 +165,8 @@ class Trainer:
         return {
             "generators": generators(),
             "consumed_prompts": self.consumed_prompts,
-            "updates": self._updater.updates,
-            "faults_in_a_row": self._updater.faults_in_a_row,
+            "updates": self._updates.updates,
+            "faults_in_a_row": self._updates.faults_in_a_row,
             "carried_groups": self._source.state(),
             "algorithm": state_of(self._algorithm),
             **({} if rows is None else {REACHED: rows}),
@@ -179,8 +181,8 @@ class Trainer:
         set_generators(state["generators"])
         self._prompts.go_to(int(state["consumed_prompts"]))
         self._train.restore(state.get(REACHED, ()))
-        self._updater.updates = int(state["updates"])
-        self._updater.faults_in_a_row = int(state["faults_in_a_row"])
+        self._updates.updates = int(state["updates"])
+        self._updates.faults_in_a_row = int(state["faults_in_a_row"])
         self._source.restore(state["carried_groups"], media)
         if state["algorithm"]:
             with plugin_errors(self._algorithm, "restore"):
@@ -309,7 +311,7 @@ class Trainer:
         """Sample, score, assign credit, update; returns the step's metrics."""
         clock, state, result = Clock(self._run.profiler.span), state_of(self._algorithm), StepResult()
         with self._run.interruption.immediate():
-            found, train = self._source.collect(step, self._prompts.draw, clock)
+            found, groups = self._source.collect(step, self._prompts.draw, clock)
         self._run.interruption.check()
         if step < self._config.trainer.steps:
             self._prompts.prepare(self._config.trainer.prompts_per_step - self._source.num_carried)
@@ -318,20 +320,39 @@ class Trainer:
                 with clock.phase("check"):
                     self._check.check_first(found.samples, self._engine, has_sampler=self._source.samples)
                 self._is_checked = True
-            if train is not None:
+            if groups:
                 with self._engine.learning() as learner:
-                    result = self._updater.learn(step, train, learner, clock)
+                    result = self._learn(step, groups, learner, clock)
         finally:  # samples are recorded before their numbers can stop the run
             if found.groups:
                 with clock.phase("record"):
                     self._recorder.rollouts(step, step_groups(found, result.groups), state)
-        values = {**result.metrics, **self._source.metrics(found), **self._check.check_step(step, result.groups)}
+        values = {**result.metrics, **self._source.metrics(found)}
+        values |= self._check.check_step(step, result.groups) if self._source.samples else {}
         if values.get("advantage/abs_mean") == 0:
             self._recorder.event("no_signal", message=f"step {step} taught nothing: every advantage is 0", step=step)
         self._notice.look(step, values)
         values |= clock.metrics(sum(sample.num_tokens for sample in found.samples), self._peak_flops_per_s)
         with plugin_errors(self._algorithm, "observe"):
             return values | dict(self._algorithm.observe(dict(values)))
+
+    def _learn(self, step: int, groups: Sequence[ScoredGroup], learner: Learner, clock: Clock) -> StepResult:
+        """Learn from the step's groups, and record each optimizer step.
+
+        Raises:
+            NumericsError: Too many optimizer steps in a row came to nothing.
+            PluginError: The algorithm fails.
+            Stopped: A signal came before the first optimizer step; none was taken.
+        """
+        settings = LearnSettings.of(self._config, self._collector.penalties, step)
+
+        def note(update: Update) -> None:
+            if update.phase == "credit":
+                self._run.interruption.check()
+            elif update.phase == "update":
+                self._updates.note(step, update, settings.num_updates)
+
+        return timed(learn(groups, self._algorithm, learner, settings), clock, note)
 
     @contextmanager
     def _recording(self) -> Iterator[None]:

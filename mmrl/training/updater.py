@@ -1,25 +1,24 @@
-"""From samples to optimizer steps: log-probs, credit, minibatches, and the results."""
+"""One step's learning: log-probs, credit, minibatches and optimizer steps, each told as soon as it is done."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Literal, Protocol, Self
 
 import numpy as np
 
 from mmrl.config.sections import Config
-from mmrl.engine_api import Learner
-from mmrl.errors import NumericsError
-from mmrl.interfaces import Algorithm
+from mmrl.engine_api import UpdateResult
+from mmrl.interfaces import Algorithm, Needs
 from mmrl.ops import metrics
 from mmrl.ops.objective import advantages_per_token, assign_credit, loss_masks, training_rows
 from mmrl.ops.packing import offsets
-from mmrl.system.clock import Clock
-from mmrl.system.signals import Interruption
+from mmrl.rollout.batch import batch_of, rollouts_of, weights_of
 from mmrl.types import (
     Batch,
+    Credit,
     CreditedGroup,
     FloatArray,
     IntArray,
@@ -30,35 +29,74 @@ from mmrl.types import (
     TrainingRow,
 )
 
-MAX_FAULTS = 3
-"""Optimizer steps in a row that may come to nothing because a number is not finite."""
 
+class UpdatedLearner(Protocol):
+    """The part of ``Learner`` that is needed here."""
 
-class UpdateRecorder(Protocol):
-    """The recorder of a run's optimizer steps."""
+    def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]: ...
 
-    def trained(self, step: int, update: int, samples: Sequence[SampleKey]) -> None:
-        """The samples that entered an optimizer step."""
-        ...
+    def reference_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]: ...
 
-    def event(self, kind: str, **fields: Any) -> None: ...
-
-    def progress(self, phase: str, done: int, total: int) -> None: ...
+    def update(self, rows: Sequence[TrainingRow]) -> UpdateResult: ...
 
 
 @dataclass(frozen=True, slots=True)
-class TrainBatch:
-    """The samples that one step learns from.
+class LearnSettings:
+    """The settings of one step's learning.
 
     Attributes:
-        samples: B samples to train on, at least one.
-        batch: The same as ``Algorithm.credit`` sees them, without learner log-probs yet.
-        groups: The scored groups that they come from, in order; empty for demonstrations.
+        seed: Decides with the epoch which samples share a minibatch.
+        minibatches: Optimizer steps in an epoch.
+        epochs: Passes over the samples.
+        max_tokens: The length constant of an algorithm's aggregation that names none.
+        weights: Factors of the components in the rewards.
+        penalties: Names of the components that are penalties.
     """
 
-    samples: Sequence[Sample]
-    batch: Batch
-    groups: Sequence[ScoredGroup] = ()
+    seed: Sequence[int] = (0,)
+    minibatches: int = 1
+    epochs: int = 1
+    max_tokens: int | None = None
+    weights: Mapping[str, float] = field(default_factory=dict)
+    penalties: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, config: Config, penalties: frozenset[str], step: int) -> Self:
+        """Those of a run's step."""
+        learner, tokens, weights = config.learner, config.sampler.max_new_tokens, weights_of(config)
+        return cls((config.trainer.seed, step), learner.minibatches, learner.epochs, tokens, weights, penalties)
+
+    @property
+    def num_updates(self) -> int:
+        """Optimizer steps of a step; fewer where there are fewer samples than minibatches."""
+        return self.minibatches * self.epochs
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A part of a step's learning that is done.
+
+    Attributes:
+        phase: ``logprob`` and ``credit`` come once each, in this order; then ``update`` after every optimizer step.
+        rows: The optimizer step's rows; it came to nothing if ``result`` has a fault.
+        result: The optimizer step's.
+        done: Optimizer steps that were taken so far.
+    """
+
+    phase: Literal["logprob", "credit", "update"]
+    rows: Sequence[TrainingRow] = ()
+    result: UpdateResult = field(default_factory=lambda: UpdateResult({}, [], []))
+    done: int = 0
+
+    @property
+    def samples(self) -> list[SampleKey]:
+        """The samples that the policy has learned from; none if the optimizer step came to nothing."""
+        return [] if self.result.fault else [row.sample.key for row in self.rows]
+
+    @property
+    def num_tokens(self) -> int:
+        """Completion tokens in the loss."""
+        return sum(int(row.mask.sum()) for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,144 +105,136 @@ class StepResult:
 
     Attributes:
         groups: Groups that were trained on, in order.
+        credit: The algorithm's answer.
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     groups: Sequence[CreditedGroup] = ()
+    credit: Credit = field(default_factory=lambda: Credit(()))
 
 
-class Updater:
-    """Assigns credit and takes a step's optimizer steps.
+Learning = Generator[Update, None, StepResult]
+"""A step's learning, as far as it is asked for: what it has done so far, and its result at the end."""
 
-    Attributes:
-        updates: Optimizer steps taken so far.
-        faults_in_a_row: The number of the last ones in a row that came to nothing.
+
+def learn(
+    groups: Sequence[ScoredGroup],
+    algorithm: Algorithm,
+    learner: UpdatedLearner,
+    settings: LearnSettings,
+    *,
+    batch: Batch | None = None,
+) -> Learning:
+    """Assign credit and update.
+
+    No rank works while the caller has an ``Update``, so the caller may close the generator there.
+
+    Args:
+        groups: At least one.
+        batch: The groups' rollouts as ``Algorithm.credit`` sees them, if it is not ``batch_of`` them. Log-probs that it
+            has are not computed.
+
+    Raises:
+        PluginError: The algorithm fails.
     """
+    samples = rollouts_of(groups)
+    batch = batch_of(groups, settings.weights, settings.penalties) if batch is None else batch
+    batch = _with_logprobs(batch, samples, algorithm.needs(), learner, settings)
+    yield Update("logprob")
+    credit = assign_credit(algorithm, batch)
+    masks = loss_masks(batch, credit)
+    advantages = advantages_per_token(credit, masks)
+    yield Update("credit")
+    rows_of = partial(
+        training_rows,
+        samples,
+        masks,
+        advantages,
+        batch.group_ids,
+        algorithm.aggregation.with_default(settings.max_tokens),
+        old_logprobs=batch.old_logprobs,
+        reference_logprobs=batch.reference_logprobs,
+        constants=credit.constants,
+    )
+    means, logprobs, updates = yield from _optimizer_steps(samples, batch, rows_of, learner, settings)
+    values = {**means, **credit.metrics, **metrics.advantage_metrics(masks, advantages)}
+    return StepResult(values, _credited(groups, batch, advantages, logprobs, updates), credit)
 
-    def __init__(
-        self,
-        config: Config,
-        algorithm: Algorithm,
-        recorder: UpdateRecorder,
-        interruption: Interruption,
-    ) -> None:
-        self._config, self._algorithm = config, algorithm
-        self._recorder, self._interruption = recorder, interruption
-        self.updates = self.faults_in_a_row = 0
 
-    def learn(self, step: int, train: TrainBatch, learner: Learner, clock: Clock) -> StepResult:
-        """Assign credit and update.
+def finished(learning: Learning, note: Callable[[Update], None] = lambda update: None) -> StepResult:
+    """The result of a step's learning, which runs to its end.
 
-        Raises:
-            NumericsError: Too many optimizer steps in a row came to nothing.
-            PluginError: The algorithm fails.
-            Stopped: A signal came before the first optimizer step; none was taken.
-        """
-        with clock.phase("logprob"):
-            train = self._with_logprobs(train, learner)
-        batch = train.batch
-        with clock.phase("credit"):
-            credit = assign_credit(self._algorithm, batch)
-            masks = loss_masks(batch, credit)
-            advantages = advantages_per_token(credit, masks)
-        self._interruption.check()
-        rows_of = partial(
-            training_rows,
-            train.samples,
-            masks,
-            advantages,
-            batch.group_ids,
-            self._algorithm.aggregation.with_default(self._config.sampler.max_new_tokens),
-            old_logprobs=batch.old_logprobs,
-            reference_logprobs=batch.reference_logprobs,
-            constants=credit.constants,
-        )
-        with clock.phase("update"):
-            means, logprobs, updates = self._update(step, train, rows_of, learner, clock)
-        values = {**means, **credit.metrics, **metrics.advantage_metrics(masks, advantages)}
-        return StepResult(values, _credited(train, advantages, logprobs, updates))
+    Args:
+        note: Called with each part that is done; what it raises ends the learning there.
 
-    def _with_logprobs(self, train: TrainBatch, learner: Learner) -> TrainBatch:
-        """The batch with the log-probs that the algorithm asks for, or that several optimizer steps need."""
-        needs, config, samples = self._algorithm.needs(), self._config.learner, train.samples
-        several_steps = config.minibatches * config.epochs > 1
-        old = _of_each(samples, learner.logprobs) if needs.old_logprobs or several_steps else None
-        reference = _of_each(samples, learner.reference_logprobs) if needs.reference_logprobs else None
-        return replace(train, batch=replace(train.batch, old_logprobs=old, reference_logprobs=reference))
+    Raises:
+        RuntimeError: The learning was left half-way before, and has no result.
+    """
+    try:
+        while True:
+            note(next(learning))
+    except StopIteration as end:
+        if end.value is None:
+            what = "a step's learning that was closed before its last optimizer step has no result"
+            raise RuntimeError(f"{what}; call learn again to take the step from its start") from None
+        result: StepResult = end.value
+        return result
+    finally:
+        learning.close()
 
-    def _update(
-        self,
-        step: int,
-        train: TrainBatch,
-        rows_of: Callable[[Sequence[int]], Mapping[int, TrainingRow]],
-        learner: Learner,
-        clock: Clock,
-    ) -> tuple[Mapping[str, float], list[FloatArray], list[list[PreUpdateStatistics]]]:
-        """Take the step's optimizer steps.
 
-        Returns:
-            The means of their metrics; each sample's log-probs before them, empty if it is in no loss and they were not
-            asked for, or if they are not known; the statistics of each optimizer step that took the sample in.
-        """
-        config, samples, batch = self._config.learner, train.samples, train.batch
-        logprobs = list(batch.old_logprobs or [np.zeros(0, np.float32)] * len(samples))
-        updates: list[list[PreUpdateStatistics]] = [[] for _ in samples]
-        steps: list[Mapping[str, float]] = []
-        skipped, memory = 0, list[float]()
-        for part in minibatches(batch.group_ids, config.minibatches, config.epochs, (self._config.trainer.seed, step)):
-            rows = rows_of(part)
-            result = learner.update(list(rows.values()))
-            clock.count("update", sum(int(row.mask.sum()) for row in rows.values()))
-            clock.count_flops(result.flops)
-            memory += [] if result.memory_bytes is None else [float(result.memory_bytes)]
-            if result.fault:
-                skipped += 1
-                self._report_fault(step, result.fault, list(rows.values()))
-                for index in rows:  # they may not be finite either
-                    updates[index].append(PreUpdateStatistics(np.zeros(0, np.float32), np.zeros(0, np.float32)))
-                    if not np.isfinite(logprobs[index]).all():
-                        logprobs[index] = np.zeros(0, np.float32)
-                continue
-            self.faults_in_a_row = 0
-            if result.notice:
-                self._recorder.event("adapted", message=result.notice, step=step)
+def _with_logprobs(
+    batch: Batch, samples: Sequence[Sample], needs: Needs, learner: UpdatedLearner, settings: LearnSettings
+) -> Batch:
+    """The batch with the log-probs that the algorithm asks for, or that several optimizer steps need."""
+    old, reference = batch.old_logprobs, batch.reference_logprobs
+    if old is None and (needs.old_logprobs or settings.num_updates > 1):
+        old = _of_each(samples, learner.logprobs)
+    if reference is None and needs.reference_logprobs:
+        reference = _of_each(samples, learner.reference_logprobs)
+    return replace(batch, old_logprobs=old, reference_logprobs=reference)
+
+
+_Results = tuple[Mapping[str, float], list[FloatArray], list[list[PreUpdateStatistics]]]
+
+
+def _optimizer_steps(
+    samples: Sequence[Sample],
+    batch: Batch,
+    rows_of: Callable[[Sequence[int]], Mapping[int, TrainingRow]],
+    learner: UpdatedLearner,
+    settings: LearnSettings,
+) -> Generator[Update, None, _Results]:
+    """Take the step's optimizer steps.
+
+    Returns:
+        The means of their metrics; each sample's log-probs before them, empty if it is in no loss and they were not
+        asked for, or if they are not known; the statistics of each optimizer step that took the sample in.
+    """
+    logprobs = list(batch.old_logprobs or [np.zeros(0, np.float32)] * len(samples))
+    updates: list[list[PreUpdateStatistics]] = [[] for _ in samples]
+    steps: list[Mapping[str, float]] = []
+    skipped, memory = 0, list[float]()
+    for part in minibatches(batch.group_ids, settings.minibatches, settings.epochs, settings.seed):
+        rows = rows_of(part)
+        result = learner.update(list(rows.values()))
+        memory += [] if result.memory_bytes is None else [float(result.memory_bytes)]
+        if result.fault:
+            skipped += 1
+            for index in rows:  # they may not be finite either
+                updates[index].append(PreUpdateStatistics(np.zeros(0, np.float32), np.zeros(0, np.float32)))
+                if not np.isfinite(logprobs[index]).all():
+                    logprobs[index] = np.zeros(0, np.float32)
+        else:
             steps.append(result.metrics)
-            if rows:
-                self.updates += 1
-                self._recorder.trained(step, self.updates, [samples[index].key for index in rows])
             for index, *values in zip(rows, result.logprobs, result.entropies, strict=True):
                 updates[index].append(PreUpdateStatistics(*values))
                 if batch.old_logprobs is None:
                     logprobs[index] = values[0]
-            self._recorder.progress("update", len(steps), config.minibatches * config.epochs)
-        means = metrics.average(steps) | {"policy/skipped_updates": float(skipped)}
-        means |= {"perf/update_memory_bytes_max": max(memory)} if memory else {}
-        return means, logprobs, updates
-
-    def _report_fault(self, step: int, fault: str, rows: Sequence[TrainingRow]) -> None:
-        """Note an optimizer step that came to nothing, with its rows.
-
-        Raises:
-            NumericsError: It is one of too many in a row.
-        """
-        self.faults_in_a_row += 1
-        advantages = np.concatenate([np.zeros(0), *(row.advantages for row in rows)])
-        self._recorder.event(
-            "update_skipped",
-            message=f"no optimizer step was taken in step {step}: {fault}",
-            step=step,
-            in_a_row=self.faults_in_a_row,
-            samples=sorted({row.sample.prompt.id for row in rows}),
-            completion_tokens=[len(row.mask) for row in rows],
-            advantages={"min": float(advantages.min(initial=0)), "max": float(advantages.max(initial=0))},
-            weights=[row.weight for row in rows],
-        )
-        if self.faults_in_a_row >= MAX_FAULTS:
-            raise NumericsError(
-                f"{MAX_FAULTS} optimizer steps in a row came to nothing: {fault}",
-                where=f"step {step}; events.jsonl has the samples and statistics of each, RUN/rollouts the rollouts",
-                remedy="lower learner.lr; the last checkpoint is good",
-            )
+        yield Update("update", list(rows.values()), result, len(steps))
+    means = metrics.average(steps) | {"policy/skipped_updates": float(skipped)}
+    means |= {"perf/update_memory_bytes_max": max(memory)} if memory else {}
+    return means, logprobs, updates
 
 
 def _of_each(
@@ -234,35 +264,21 @@ def minibatches(group_ids: IntArray, parts: int, epochs: int, seed: Sequence[int
 
 
 def _credited(
-    train: TrainBatch,
+    groups: Sequence[ScoredGroup],
+    batch: Batch,
     advantages: Sequence[FloatArray],
     logprobs: Sequence[FloatArray],
     updates: Sequence[Sequence[PreUpdateStatistics]],
 ) -> list[CreditedGroup]:
-    bounds = offsets([len(group.rollouts) for group in train.groups])
+    bounds = offsets([len(group.rollouts) for group in groups])
     return [
         CreditedGroup(
             scored=group,
             advantages=advantages[start:end],
             logprobs=logprobs[start:end],
             trained=True,
-            reference_logprobs=(train.batch.reference_logprobs or ())[start:end],
+            reference_logprobs=(batch.reference_logprobs or ())[start:end],
             updates=updates[start:end],
         )
-        for group, start, end in zip(train.groups, bounds, bounds[1:], strict=False)
+        for group, start, end in zip(groups, bounds, bounds[1:], strict=False)
     ]
-
-
-def demonstrations_batch(samples: Sequence[Sample]) -> Batch:
-    """Demonstrations as one batch; nothing scores them."""
-    return Batch(
-        rewards=np.zeros(len(samples)),
-        valid=np.ones(len(samples), bool),
-        group_ids=np.arange(len(samples)),
-        masks=[sample.mask for sample in samples],
-        truncated=np.zeros(len(samples), bool),
-        components={},
-        old_logprobs=None,
-        reference_logprobs=None,
-        sampler_logprobs=[sample.sampler_logprobs for sample in samples],
-    )

@@ -56,12 +56,11 @@ def run(job: dict[str, Any], watch: Stopwatch, report: Report) -> None:
     from mmrl.engine.learner.learner import DeepSpeedLearner
     from mmrl.plugin_host import registry
     from mmrl.training.trainer import Trainer
-    from mmrl.training.updater import Updater
 
     loaded = load_config([Path(job["config"])], job["overrides"], options_class=registry.options_class)
     time_engine(watch)
     time_run(watch)
-    train_step, update, learn = Trainer.train_step, DeepSpeedLearner.update, Updater.learn
+    train_step, update, learn = Trainer.train_step, DeepSpeedLearner.update, Trainer._learn
     memory: dict[str, int] = {}
     place = {"step": 0, "tokens": 0}
 
@@ -71,15 +70,15 @@ def run(job: dict[str, Any], watch: Stopwatch, report: Report) -> None:
         report(tokens=place["tokens"], phases=watch.take(), memory=memory or None)
         return values
 
-    def counted(self: Updater, step: int, experience: Any, learner: Any, clock: Any) -> Any:
-        place["tokens"] = sum(len(sample.token_ids) for sample in experience.samples)
-        return learn(self, step, experience, learner, clock)
+    def counted(self: Trainer, step: int, groups: Any, learner: Any, clock: Any) -> Any:
+        place["tokens"] = sum(len(rollout.token_ids) for group in groups for rollout in group.rollouts)
+        return learn(self, step, groups, learner, clock)
 
     def measured(self: DeepSpeedLearner, rows: Any) -> Any:
         with peak_memory(memory) if place["step"] == job["steps"] else nullcontext():  # the last step is for memory
             return update(self, rows)
 
-    Trainer.train_step, DeepSpeedLearner.update, Updater.learn = (  # type: ignore[method-assign]
+    Trainer.train_step, DeepSpeedLearner.update, Trainer._learn = (  # type: ignore[method-assign]
         one_step,
         measured,
         counted,

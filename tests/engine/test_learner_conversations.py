@@ -11,9 +11,10 @@ from PIL import Image
 
 from mmrl.system.clock import Clock
 from mmrl.training.sources import Demonstrations
+from mmrl.training.updater import LearnSettings, finished, learn
 from mmrl.types import Message, Prompt
 from mmrl_algorithms.sft import SFT
-from tests.engine.test_learner import EXPOSED, STILL, first_moment, norm, training_rows
+from tests.engine.test_learner import EXPOSED, STILL, first_moment, norm
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 
@@ -62,7 +63,7 @@ def test_a_step_is_plain_autograds_with_labels_on_the_assistants_turns(
     algorithm = SFT(SFT.Config(turns=turns))
     source = Demonstrations(config, algorithm, vision.encoder, None, None)  # it neither scores nor records
     made = [source.make(prompt) for prompt in conversations]
-    found, train = source.collect(1, lambda count: [(0, sample) for sample in made], Clock())
+    found, groups = source.collect(1, lambda count: [(0, sample) for sample in made], Clock())
     reference = plain(vision.folder.path)
     reference.model.zero_grad()
     losses = []
@@ -74,13 +75,10 @@ def test_a_step_is_plain_autograds_with_labels_on_the_assistants_turns(
     expected = {name: p.grad for name, p in reference.model.named_parameters() if p.grad is not None}
     settings = {"max_grad_norm": 1e9, "lr": STILL, "deepspeed": EXPOSED}
     with start(learner=settings, sampler={"temperature": 1.0}, algorithm=algorithm).learning() as learner:
-        rows = training_rows(
-            train.samples, train.batch.masks, [np.ones(len(s.mask)) for s in train.samples],
-            train.batch.group_ids, algorithm.aggregation, range(2),
-        )  # fmt: skip
-        result = learner.update(list(rows.values()))
+        result = finished(learn(groups, algorithm, learner, LearnSettings.of(config, frozenset(), 1)))
         gradient = first_moment(learner)
     difference = {name: gradient[name] - expected[name] for name in gradient if name in expected}
     assert norm(difference) / norm(expected) < 1e-5
-    for values, mask, loss in zip(result.logprobs, train.batch.masks, losses, strict=True):
+    for group, mask, loss in zip(result.groups, found.batch.masks, losses, strict=True):
+        (values,) = group.logprobs
         np.testing.assert_allclose(values[mask], -loss.detach(), atol=1e-5)

@@ -12,10 +12,7 @@ import torch
 
 from mmrl.engine.device import FEATURE_BYTES
 from mmrl.ops.packing import Item, plan_microbatches, units_of
-from mmrl.rollout.batch import batch_of
-from mmrl.system.clock import Clock
-from mmrl.system.signals import Interruption
-from mmrl.training.updater import TrainBatch, Updater
+from mmrl.training.updater import LearnSettings, finished, learn
 from mmrl.types import ENVIRONMENT, Rollout, RolloutGroup, ScoredGroup
 from mmrl_algorithms.grpo import GRPO
 from tests.engine.test_learner import EXPOSED, STILL, count_images, first_moment, norm, row_losses, rows_of, weighted
@@ -127,11 +124,10 @@ def test_a_step_with_an_episode_that_has_no_tokens_is_that_of_the_others(start, 
         rewards = np.arange(len(rollouts), dtype=float)
         valid = np.array([not rollout.failure for rollout in rollouts])
         group = ScoredGroup(RolloutGroup(prompt, tuple(rollouts)), rewards * valid, valid, {ENVIRONMENT: rewards})
-        train = TrainBatch(rollouts, batch_of([group], {ENVIRONMENT: 1.0}), [group])
-        updater = Updater(config, GRPO(GRPO.Config.model_validate(algorithm)), Unrecorded(), Interruption())
+        grpo = GRPO(GRPO.Config.model_validate(algorithm))
         engine = start(algorithm=algorithm, learner={"zero_stage": 0, "lr": 1e-3})
         with engine.learning() as learner:
-            result = updater.learn(1, train, learner, Clock())
+            result = finished(learn([group], grpo, learner, LearnSettings.of(config, frozenset(), 1)))
         (credited,) = result.groups
         found[name] = credited.logprobs, credited.reference_logprobs, result.metrics
     (with_it, references, metrics), (without, plain_references, plain_metrics) = found.values()
@@ -140,16 +136,3 @@ def test_a_step_with_an_episode_that_has_no_tokens_is_that_of_the_others(start, 
     np.testing.assert_allclose(np.concatenate(references[1:]), np.concatenate(plain_references), atol=1e-6)
     assert metrics["policy/grad_norm"] == pytest.approx(plain_metrics["policy/grad_norm"], rel=1e-4)
     assert metrics["policy/grad_norm"] > 0
-
-
-class Unrecorded:
-    """Implements ``updater.UpdateRecorder``."""
-
-    def trained(self, step, update, samples):
-        pass
-
-    def event(self, kind, **fields):
-        pass
-
-    def progress(self, phase, done, total):
-        pass

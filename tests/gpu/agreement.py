@@ -61,7 +61,7 @@ def _try(
 
 def _young(bench: Bench, family: str, model: Mapping[str, Any], name: str) -> Row:
     """The gap between sampler and learner before the first step, when the adapter adds nothing, and after it."""
-    from mmrl.commands.doctor.tiny_run import TEMPERATURE, TinyRun, weighted_rows
+    from mmrl.commands.doctor.tiny_run import TEMPERATURE, TinyRun, take_step
     from mmrl.ops.metrics import ADAPTER_KEPT
     from mmrl.ops.parity import Gap
 
@@ -77,7 +77,7 @@ def _young(bench: Bench, family: str, model: Mapping[str, Any], name: str) -> Ro
         with trial.engine.learning() as learner:
             sampled = [rollout.sampler_logprobs for rollout in rollouts]
             gaps.append(Gap.between(sampled, learner.logprobs(rollouts)))
-            kept = learner.update(weighted_rows(rollouts)).metrics.get(ADAPTER_KEPT, kept)
+            kept = take_step(rollouts, learner).get(ADAPTER_KEPT, kept)
     return judged(bench, name, *gaps, kept)
 
 

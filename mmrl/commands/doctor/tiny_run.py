@@ -14,9 +14,9 @@ from mmrl.commands.doctor.versions import Installed
 from mmrl.config.load import from_mapping
 from mmrl.config.sections import Config
 from mmrl.engine.device import DeviceKind, sleep_level
-from mmrl.engine_api import SamplingRequest
+from mmrl.engine_api import Learner, SamplingRequest
 from mmrl.interfaces import Aggregation, Algorithm
-from mmrl.ops.objective import training_rows
+from mmrl.training.updater import LearnSettings, finished, learn
 from mmrl.types import (
     Batch,
     Credit,
@@ -26,8 +26,9 @@ from mmrl.types import (
     Prompt,
     RawImage,
     Rollout,
+    RolloutGroup,
+    ScoredGroup,
     TokenLoss,
-    TrainingRow,
 )
 
 if TYPE_CHECKING:
@@ -51,11 +52,9 @@ QUESTIONS = (
 class PolicyGradient(Algorithm):
     """Makes completions with a positive advantage likelier and the others less likely."""
 
-    weighing = Aggregation("token-mean")
-
     @property
     def aggregation(self) -> Aggregation:
-        return self.weighing
+        return Aggregation("token-mean")
 
     def credit(self, batch: Batch) -> Credit:
         return Credit(batch.rewards)
@@ -121,13 +120,15 @@ class TinyRun:
         ]
 
 
-def weighted_rows(rollouts: Sequence[Rollout]) -> list[TrainingRow]:
-    """Training rows of whole groups; each completion's advantage is 1 or -1."""
-    masks = [rollout.mask for rollout in rollouts]
-    signs = np.where(np.arange(len(masks)) % 2, 1.0, -1.0)
-    advantages = [np.full(len(mask), sign) for mask, sign in zip(masks, signs, strict=True)]
-    groups = np.arange(len(masks)) // GROUP_SIZE
-    return list(training_rows(rollouts, masks, advantages, groups, PolicyGradient.weighing, range(len(masks))).values())
+def take_step(rollouts: Sequence[Rollout], learner: Learner) -> Mapping[str, float]:
+    """Metrics of a step on whole groups, in which each completion's advantage is 1 or -1."""
+    groups = []
+    for begin in range(0, len(rollouts), GROUP_SIZE):
+        own = tuple(rollouts[begin : begin + GROUP_SIZE])
+        signs = np.where(np.arange(begin, begin + len(own)) % 2, 1.0, -1.0)
+        groups.append(ScoredGroup(RolloutGroup(own[0].prompt, own), signs, np.ones(len(own), bool), {}))
+    algorithm = PolicyGradient(PolicyGradient.Config())
+    return finished(learn(groups, algorithm, learner, LearnSettings())).metrics
 
 
 def _config(

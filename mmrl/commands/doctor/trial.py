@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mmrl.commands.doctor.finding import REPORT, Finding, Status, failure, gibibytes
-from mmrl.commands.doctor.tiny_run import GROUP_SIZE, KV_CACHE_BYTES, TEMPERATURE, TinyRun, weighted_rows
+from mmrl.commands.doctor.tiny_run import GROUP_SIZE, KV_CACHE_BYTES, TEMPERATURE, TinyRun, take_step
 from mmrl.engine import device
 from mmrl.engine_api import Learner, Sampler
 from mmrl.errors import NumericsError
@@ -137,7 +137,7 @@ class Trial:
         with self._run.engine.learning() as learner:
             packed = self._compare_learner(learner, rollouts, f"step {step}")
             with self._timed("update"):
-                learner.update(weighted_rows(rollouts))
+                take_step(rollouts, learner)
             moved = Gap.between(packed, learner.logprobs(rollouts)).abs_mean
         # Less would hide a sampler that kept the old weights.
         needed = LIMITS[self._precision].mean_stop

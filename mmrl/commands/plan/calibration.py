@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -14,12 +13,13 @@ from mmrl.commands.plan.workload import Workload
 from mmrl.config.sections import ClusterConfig, Config
 from mmrl.engine_api import Engine, SamplingRequest
 from mmrl.ops.cost import ModelShape, Training
-from mmrl.rollout.batch import batch_of, rollouts_of, weights_of
+from mmrl.rollout.batch import rollouts_of
 from mmrl.runs.setup import RunSetup
 from mmrl.system.clock import Clock
-from mmrl.system.signals import Interruption
-from mmrl.training.updater import TrainBatch, Updater, demonstrations_batch
-from mmrl.types import EncodedPrompt, RolloutGroup, SampleKey, ScoredGroup
+from mmrl.training.sources import demonstrated
+from mmrl.training.update_log import timed
+from mmrl.training.updater import LearnSettings, learn
+from mmrl.types import EncodedPrompt, RolloutGroup, ScoredGroup
 
 PROMPTS = 16
 """Prompts of the larger of the two small steps, at most."""
@@ -63,16 +63,6 @@ class Seconds:
     def step(self) -> float:
         """All phases, without scoring, which runs meanwhile, and the driver's work between them."""
         return self.sync + self.generate + self.logprob + self.update
-
-
-class _Unrecorded:
-    """Implements ``updater.UpdateRecorder``: keeps nothing of a measured step."""
-
-    def trained(self, step: int, update: int, samples: Sequence[SampleKey]) -> None: ...
-
-    def event(self, kind: str, **fields: Any) -> None: ...
-
-    def progress(self, phase: str, done: int, total: int) -> None: ...
 
 
 def calibrate(config: Config, setup: RunSetup) -> Measured:
@@ -124,14 +114,12 @@ def _step(config: Config, setup: RunSetup, engine: Engine, prompts: Sequence[Enc
                 groups = dict(sampler.generate([_request(config, prompt) for prompt in prompts]))
         greedy = setup.algorithm.needs().greedy_rollout
         scored = [_scored(config, groups[index], greedy=greedy) for index in range(len(prompts))]
-        train = TrainBatch(rollouts_of(scored), batch_of(scored, weights_of(config), setup.penalties), scored)
     else:
         all_turns = setup.algorithm.needs().all_turns
-        samples = [setup.encoder.demonstrate(prompt, all_turns=all_turns) for prompt in prompts]
-        train = TrainBatch(samples, demonstrations_batch(samples))
+        scored = [demonstrated(setup.encoder.demonstrate(prompt, all_turns=all_turns)) for prompt in prompts]
     with engine.learning() as learner:
-        Updater(config, setup.algorithm, _Unrecorded(), Interruption()).learn(1, train, learner, clock)
-    lengths = [len(sample.token_ids) for sample in train.samples]
+        timed(learn(scored, setup.algorithm, learner, LearnSettings.of(config, setup.penalties, 1)), clock)
+    lengths = [len(rollout.token_ids) for rollout in rollouts_of(scored)]
     return _Step(clock.metrics(sum(lengths), 1.0), float(np.mean(lengths)))
 
 

@@ -25,10 +25,8 @@ from mmrl.plugin_host import registry
 from mmrl.rollout.batch import batch_of, rollouts_of, weights_of
 from mmrl.rollout.collector import SampledBatch, sampled_metrics, select
 from mmrl.rollout.records import RecordedStep
-from mmrl.system.clock import Clock
-from mmrl.system.signals import Interruption
 from mmrl.training.logprob_check import LogprobCheck
-from mmrl.training.updater import StepResult, TrainBatch, Updater
+from mmrl.training.updater import LearnSettings, StepResult, Update, finished, learn
 from mmrl.types import CreditedGroup, FloatArray, Rollout, Sample, SampleKey, ScoredGroup, TrainingRow
 
 ROUTERS_LOSS = "loss/router_aux"
@@ -201,7 +199,7 @@ def rerun(
         )
     replaced = [replace(group.credited, scored=scores) for group, scores in zip(record.groups, scored, strict=True)]
     learner = RecordedLearner(rules.algorithm(), replaced, reorders=reselect)
-    ledger = _Ledger()
+    updates = list[Update]()
     make_batch = partial(batch_of, weights=weights_of(config), penalties=rules.penalties)
     recorded = [record.groups[place].credited.scored for place in places]
     found = [
@@ -210,9 +208,8 @@ def rerun(
     ]
     result = StepResult()
     if trained:
-        groups = [scored[place] for place in trained]
-        updater = Updater(config, algorithm, ledger, Interruption())
-        result = updater.learn(step, TrainBatch(rollouts_of(groups), make_batch(groups), groups), learner, Clock())
+        settings = LearnSettings.of(config, rules.penalties, step)
+        result = finished(learn([scored[place] for place in trained], algorithm, learner, settings), updates.append)
     assert config.accuracy is not None, "there is nothing to score with"
     values = dict(result.metrics)
     if "loss/total" in values and math.isfinite(routers := (beside or {}).get(ROUTERS_LOSS, 0.0)):
@@ -220,12 +217,13 @@ def rerun(
     if found:
         sampled_batch = SampledBatch(found, rollouts_of(found), make_batch(found))
         values |= sampled_metrics(sampled_batch, config.accuracy, refills=needs.refill is not None)
-    values |= LogprobCheck("float32", "warn", event=ledger.event).check_step(step, result.groups)
+    values |= LogprobCheck("float32", "warn", event=lambda kind, **fields: None).check_step(step, result.groups)
     if beside is not None:
         with plugin_errors(algorithm, "observe"):
             values |= algorithm.observe({**beside, **values})
+    ledger = [update.samples for update in updates if update.samples]
     left_out = len(record.groups) - len(places) - len(carried) if reselect else 0
-    return Rerun(kept, result.groups, left_out, values, ledger.updates, needs.refill is not None, learner)
+    return Rerun(kept, result.groups, left_out, values, ledger, needs.refill is not None, learner)
 
 
 def sampled(record: RecordedStep) -> list[int]:
@@ -259,22 +257,6 @@ def lacking(algorithm: Algorithm, config: Config, record: RecordedStep, trained:
 def name_of(rollout: Rollout) -> SampleKey:
     """Its name in reports and events: greedy rollouts have index 0."""
     return *rollout.prompt.key, rollout.index
-
-
-class _Ledger:
-    """Implements ``updater.UpdateRecorder``: keeps which rollouts were in which optimizer step."""
-
-    def __init__(self) -> None:
-        self.updates: list[Sequence[SampleKey]] = []
-
-    def trained(self, step: int, update: int, samples: Sequence[SampleKey]) -> None:
-        self.updates.append(samples)
-
-    def event(self, kind: str, **fields: Any) -> None:
-        return None
-
-    def progress(self, phase: str, done: int, total: int) -> None:
-        return None
 
 
 def _rounds(record: RecordedStep) -> Iterator[list[int]]:

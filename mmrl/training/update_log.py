@@ -1,0 +1,109 @@
+"""The account of a step's learning: seconds of its phases; ledger, events and progress of its optimizer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Any, Protocol
+
+import numpy as np
+
+from mmrl.errors import NumericsError
+from mmrl.system.clock import Clock
+from mmrl.training.updater import Learning, StepResult, Update, finished
+from mmrl.types import SampleKey
+
+MAX_FAULTS = 3
+"""Optimizer steps in a row that may come to nothing because a number is not finite."""
+
+
+def timed(learning: Learning, clock: Clock, note: Callable[[Update], None] = lambda update: None) -> StepResult:
+    """The result of a step's learning, whose phases the clock has counted.
+
+    Args:
+        note: Called with each part that is done; what it raises ends the learning there.
+    """
+
+    def counted(update: Update) -> None:
+        clock.count("update", update.num_tokens)
+        clock.count_flops(update.result.flops)
+        note(update)
+
+    with closing(learning):
+        for phase in ("logprob", "credit"):
+            with clock.phase(phase):
+                done = next(learning)
+            note(done)
+        with clock.phase("update"):
+            return finished(learning, counted)
+
+
+class UpdateRecorder(Protocol):
+    """The recorder of a run's optimizer steps."""
+
+    def trained(self, step: int, update: int, samples: Sequence[SampleKey]) -> None:
+        """The samples that entered an optimizer step."""
+        ...
+
+    def event(self, kind: str, **fields: Any) -> None: ...
+
+    def progress(self, phase: str, done: int, total: int) -> None: ...
+
+
+class UpdateLog:
+    """Counts a run's optimizer steps and records them.
+
+    Attributes:
+        updates: Optimizer steps taken so far.
+        faults_in_a_row: The number of the last ones in a row that came to nothing.
+    """
+
+    def __init__(self, recorder: UpdateRecorder) -> None:
+        self._recorder = recorder
+        self.updates = self.faults_in_a_row = 0
+
+    def note(self, step: int, update: Update, total: int) -> None:
+        """Record an optimizer step.
+
+        Args:
+            total: Optimizer steps of the step.
+
+        Raises:
+            NumericsError: Too many in a row came to nothing.
+        """
+        if update.result.fault:
+            self._report_fault(step, update)
+            return
+        self.faults_in_a_row = 0
+        if update.result.notice:
+            self._recorder.event("adapted", message=update.result.notice, step=step)
+        if update.rows:
+            self.updates += 1
+            self._recorder.trained(step, self.updates, update.samples)
+        self._recorder.progress("update", update.done, total)
+
+    def _report_fault(self, step: int, update: Update) -> None:
+        """Note an optimizer step that came to nothing, with its rows.
+
+        Raises:
+            NumericsError: It is one of too many in a row.
+        """
+        self.faults_in_a_row += 1
+        rows, fault = update.rows, update.result.fault
+        advantages = np.concatenate([np.zeros(0), *(row.advantages for row in rows)])
+        self._recorder.event(
+            "update_skipped",
+            message=f"no optimizer step was taken in step {step}: {fault}",
+            step=step,
+            in_a_row=self.faults_in_a_row,
+            samples=sorted({row.sample.prompt.id for row in rows}),
+            completion_tokens=[len(row.mask) for row in rows],
+            advantages={"min": float(advantages.min(initial=0)), "max": float(advantages.max(initial=0))},
+            weights=[row.weight for row in rows],
+        )
+        if self.faults_in_a_row >= MAX_FAULTS:
+            raise NumericsError(
+                f"{MAX_FAULTS} optimizer steps in a row came to nothing: {fault}",
+                where=f"step {step}; events.jsonl has the samples and statistics of each, RUN/rollouts the rollouts",
+                remedy="lower learner.lr; the last checkpoint is good",
+            )
