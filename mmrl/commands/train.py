@@ -101,22 +101,25 @@ def train(
     from mmrl.cluster.process import prepare_process
     from mmrl.runs.directory import RunDirectory
     from mmrl.runs.session import TrainingRun
+    from mmrl.runs.start import Starts
 
     interruption = interruption or Interruption()
     prepare_process(verbose=verbose)
     source = None if resume in ("auto", "never") else Path(resume)
     directory = RunDirectory.create(loaded.config.trainer.run_dir, new=resume == "never", source=source)
     try:
+        starts = Starts(loaded.config, directory)
+        if (start := starts.find(resume, allowed, strict=strict)) is None:
+            return 0
         run = TrainingRun(
-            loaded.config,
+            start,
+            starts,
             directory,
             interruption,
             profiled_steps=profiled_steps,
             verbose=verbose,
             origins=loaded.origins,
         )
-        if not run.find_start(resume, strict, allowed):
-            return 0
         run.train()
     except MMRLError as error:
         details = error.details if isinstance(error, PluginError) else ""

@@ -149,11 +149,16 @@ class RunRecorder:
         prune(self._config, self._directory, self._scores)
 
     def event(self, kind: str, **fields: Any) -> None:
-        self._directory.event(kind, **fields)
-        self._console.line(f"{kind}: {fields.get('message', fields)}")
+        tell(self._directory, self._console, kind, **fields)
 
     def progress(self, phase: str, done: int, total: int) -> None:
         self._console.progress(phase, done, total)
+
+
+def tell(directory: RunDirectory, console: Console, kind: str, **fields: Any) -> None:
+    """Record an event, and print its message."""
+    directory.event(kind, **fields)
+    console.line(f"{kind}: {fields.get('message', fields)}")
 
 
 @contextmanager

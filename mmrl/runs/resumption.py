@@ -11,8 +11,6 @@ from mmrl.config.keys import default_of, may_change
 from mmrl.config.sections import RENAMED, Config
 from mmrl.config.yaml_tree import to_flow
 from mmrl.errors import ConfigError
-from mmrl.plugin_host.used import own_code
-from mmrl.runs.setup import RunSetup
 from mmrl.system.redaction import Redactor
 
 if TYPE_CHECKING:
@@ -44,13 +42,6 @@ def plain_config(config: Config) -> dict[str, Any]:
     """The config as it is kept with a checkpoint, without secrets."""
     plain: dict[str, Any] = Redactor().plain(config.model_dump(mode="json"))
     return plain
-
-
-def fingerprints(setup: RunSetup) -> dict[str, str]:
-    """Fingerprints of the model's files, of the training prompts, and of the user's own code by its path or module."""
-    results = [(kind, spec) for _, kind, spec in setup.config.plugins() if kind != "tracker"]
-    code = {name: version for kind, spec in results for name, version in own_code(kind, spec).items()}
-    return {MODEL: model_fingerprint(setup.folder), DATA: setup.training.fingerprint, **code}
 
 
 def model_fingerprint(folder: ModelFolder) -> str:

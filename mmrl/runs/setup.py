@@ -18,10 +18,12 @@ from mmrl.data.prompts import Part, Progress, PromptSource
 from mmrl.errors import ConfigError, plugin_errors, plural
 from mmrl.interfaces import Algorithm, Plugin, Reward, RunFacts, served_needs
 from mmrl.plugin_host import registry
+from mmrl.plugin_host.used import own_code
 from mmrl.rollout.episodes.process import EnvironmentFacts
 from mmrl.runs import checks
 from mmrl.runs.dataset import Dataset, texts
 from mmrl.runs.environment import checked_facts
+from mmrl.runs.resumption import DATA, MODEL, model_fingerprint
 from mmrl.system.report import rows
 from mmrl.training.sources import SOURCES, Source
 from mmrl.types import ENVIRONMENT
@@ -47,6 +49,7 @@ class RunSetup:
         progress: Told of the rows that were read.
 
     Attributes:
+        length: The key that says how long the run is: trainer.steps or trainer.epochs.
         chosen: For each dataset that was loaded, by its key, its facts and its loader's choices.
     """
 
@@ -60,6 +63,7 @@ class RunSetup:
         progress: Progress = lambda phase, done, total: None,
     ) -> None:
         self.config, self._media_folder, self._with_weights = config, media_folder, with_weights
+        self.length = "trainer.steps" if config.trainer.epochs is None else "trainer.epochs"
         self._scans, self._progress = scans, progress
         self.chosen: dict[str, dict[str, str]] = {}
 
@@ -247,6 +251,13 @@ class RunSetup:
     def evaluation(self) -> PromptSource | None:
         spec = self.config.data.eval
         return None if spec is None else self._source((spec,), "data.eval", scored=True)
+
+    @cached_property
+    def fingerprints(self) -> dict[str, str]:
+        """Fingerprints of the model's files, of the training prompts, and of the user's own code by path or module."""
+        results = [(kind, spec) for _, kind, spec in self.config.plugins() if kind != "tracker"]
+        code = {name: version for kind, spec in results for name, version in own_code(kind, spec).items()}
+        return {MODEL: model_fingerprint(self.folder), DATA: self.training.fingerprint, **code}
 
     @property
     def image_warnings(self) -> list[str]:
