@@ -16,7 +16,7 @@ LONG_FILES = {
 """Files that are too long as yet; none may join them, and one that is short enough is to leave."""
 COLUMN_FILES = {"sampler_logprobs": 21, "old_logprobs": 15, "reference_logprobs": 25}
 """Files that may spell each column; a new quantity of a token is to be a row of a table, and not one more trail."""
-STEP_PLACES = 5
+STEP_PLACES = 1
 
 
 @pytest.fixture(scope="module")
