@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mmrl.errors import DataError
+from mmrl.errors import DataError, ResourceError
 from mmrl_datasets.command import run
 from mmrl_datasets.layout import HELD_OUT_FRACTION, Example, png, write_splits
 
@@ -108,9 +108,17 @@ def _example(digits: tuple[int, ...], size: int) -> Example:
 
 @cache
 def _digits() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """(1797, 8, 8) grey levels, dark on white, and (1797,) values."""
-    from sklearn.datasets import load_digits
+    """(1797, 8, 8) grey levels, dark on white, and (1797,) values.
 
+    Raises:
+        ResourceError: scikit-learn, which has them, is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        what = "the digits are scikit-learn's, which is not installed"
+        remedy = "pip install 'mmrl-train[digits]'"
+        raise ResourceError(what, where="mmrl_datasets.digits", remedy=remedy) from error
     digits = load_digits()
     return (255 - digits.images * (255 / 16)).round().astype(np.uint8), digits.target
 

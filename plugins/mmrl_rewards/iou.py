@@ -23,13 +23,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from mmrl.interfaces import PluginConfig, Reward
+from mmrl.errors import ConfigError
+from mmrl.interfaces import PluginConfig, Reward, RunFacts
 from mmrl.types import EncodedPrompt, FloatArray, ImageRef, Rollout, Score
 from mmrl_rewards.answers import first_read, last_boxed, last_tagged, reply_text, unmarked_answer
 from mmrl_rewards.box_scale import Box, BoxedRow, Scale, factors, warnings_about
@@ -72,6 +73,10 @@ class IoU(Reward):
             if (self.reference_scale is None) != (self.answer_scale is None):
                 raise ValueError("needs reference_scale and answer_scale together: file, resized, 1000 or 1 each")
             return self
+
+    def check(self, run: RunFacts) -> Sequence[str]:
+        _matching()
+        return ()
 
     def score_one(self, rollout: Rollout) -> Score | None:
         reference, by = self._references(rollout.answer), self._factors(rollout.images)
@@ -118,12 +123,10 @@ class IoU(Reward):
         return boxes if any(map(_has_area, boxes)) else []
 
     def _score(self, reference: FloatArray, found: FloatArray) -> float:
-        from scipy.optimize import linear_sum_assignment
-
         overlap = overlaps(reference, found)
         if self.config.threshold is not None:
             overlap = (overlap >= self.config.threshold).astype(float)
-        rows, columns = linear_sum_assignment(overlap, maximize=True)
+        rows, columns = _matching()(overlap, maximize=True)
         return float(overlap[rows, columns].sum() / max(overlap.shape))
 
     def _answered(self, text: str) -> list[Box] | None:
@@ -135,6 +138,21 @@ class IoU(Reward):
         if isinstance(given, str):
             given = _parsed(given)
         return list(_found(given, self.config.boxes == "xywh"))
+
+
+def _matching() -> Callable[..., Any]:
+    """SciPy's solution of the assignment problem.
+
+    Raises:
+        ConfigError: SciPy is not installed.
+    """
+    try:
+        from scipy.optimize import linear_sum_assignment
+    except ImportError as error:
+        what = "the reward iou matches boxes with the package scipy, which is not installed"
+        raise ConfigError(what, where="rewards: iou", remedy="pip install 'mmrl-train[iou]'") from error
+    found: Callable[..., Any] = linear_sum_assignment
+    return found
 
 
 def overlaps(one: FloatArray, other: FloatArray) -> FloatArray:

@@ -20,9 +20,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mmrl.interfaces import PluginConfig, ShownRollout
+from mmrl.interfaces import PluginConfig, RunFacts, ShownRollout
 from mmrl.types import FloatArray
-from mmrl_trackers.services import NumberedTracker, pictures_of, text_of
+from mmrl_trackers.services import NumberedTracker, pictures_of, require, text_of
 
 HISTOGRAM_BARS = 30
 
@@ -38,6 +38,10 @@ class SwanLab(NumberedTracker):
         """SwanLab project; ``mmrl`` if not given."""
         experiment: str | None = None
         """Experiment name; the run directory's if not given."""
+
+    def check(self, run: RunFacts) -> Sequence[str]:
+        require("swanlab", "swanlab")
+        return ()
 
     def start(self, run_dir: Path, config: Mapping[str, Any]) -> None:
         import swanlab

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from mmrl.errors import DataError
+from mmrl.errors import DataError, ResourceError
 from mmrl_datasets import charts, compare, digits, geometry, shapes, sums
 from mmrl_datasets.charts import write_charts
 from mmrl_datasets.compare import write_compare
@@ -100,6 +100,14 @@ def compare_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compare")
     write_compare(folder, train=120, test=40, warmup=20, seed=1)
     return folder
+
+
+def test_without_scikit_learn_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    digits._digits.cache_clear()
+    with pytest.raises(ResourceError, match="scikit-learn's, which is not installed") as caught:
+        write_digits(tmp_path / "digits", train=3, test=2)
+    assert "mmrl-train[digits]" in caught.value.remedy and not (tmp_path / "digits").exists()
 
 
 def test_the_answers_are_those_of_the_digits_shown(digit_folder: Path) -> None:

@@ -421,7 +421,9 @@ def test_wandb_online_without_a_login_is_an_error_and_no_question(tmp_path, monk
         WandB(WandB.Config(mode="online")).start(tmp_path, {})
 
 
-@pytest.mark.parametrize(("name", "missing"), [("wandb", "wandb"), ("mlflow", "mlflow.tracking")])
+@pytest.mark.parametrize(
+    ("name", "missing"), [("swanlab", "swanlab"), ("wandb", "wandb"), ("mlflow", "mlflow.tracking")]
+)
 def test_a_missing_package_is_said_with_its_extra_before_anything_starts(name, missing, fake_runs, monkeypatch, capsys):
     monkeypatch.setattr(services, "find_spec", lambda module: None if module == missing else True)
     config = fake_runs.config(trackers=[{"name": f"mmrl-train:{name}"}])
