@@ -7,7 +7,7 @@ records of ``mmrl.types`` whose arrays are views, read-only ones where pickle's 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -46,16 +46,15 @@ class PackedSamples(list[Sample]):
 
 
 class PackedRows(list[TrainingRow]):
-    """Rows of an optimizer step; advantages arrive as float32, as the loss takes them."""
+    """Rows of an optimizer step; all have the same columns, which arrive as float32, as the loss takes them."""
 
     def __reduce__(self) -> tuple[Any, ...]:
+        names = self[0].columns if self else ()
         return _rows, (
             _pack_samples([row.sample for row in self]),
             [(row.weight, row.constants) for row in self],
             _joined([row.mask for row in self]),
-            _joined([row.advantages for row in self], np.float32),
-            _pack_optional([row.old_logprobs for row in self]),
-            _pack_optional([row.reference_logprobs for row in self]),
+            {name: _joined([row.columns[name] for row in self], np.float32) for name in names},
         )
 
 
@@ -83,16 +82,12 @@ def _requests(
     ]
 
 
-def _rows(
-    samples: Any, scalars: Sequence[Any], masks: Any, advantages: Any, old: Any, reference: Any
-) -> list[TrainingRow]:
-    parts = _samples(*samples), scalars, _split(*masks), _split(*advantages)
-    optional = (_optional(each, len(scalars)) for each in (old, reference))
+def _rows(samples: Any, scalars: Sequence[Any], masks: Any, columns: Mapping[str, Any]) -> list[TrainingRow]:
+    split = {name: _split(*packed) for name, packed in columns.items()}
+    parts = zip(_samples(*samples), scalars, _split(*masks), strict=True)
     return [
-        TrainingRow(sample, weight, mask, values, old_logprobs, reference_logprobs, constants)
-        for sample, (weight, constants), mask, values, old_logprobs, reference_logprobs in zip(
-            *parts, *optional, strict=True
-        )
+        TrainingRow(sample, weight, mask, {name: values[place] for name, values in split.items()}, constants)
+        for place, (sample, (weight, constants), mask) in enumerate(parts)
     ]
 
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, get_args
 from pydantic import BaseModel, ConfigDict
 
 from mmrl.errors import contract_error, plugin_errors
+from mmrl.token_columns import COLUMNS, POLICY, TokenColumn
 from mmrl.types import (
     Batch,
     Credit,
@@ -157,6 +158,19 @@ class Needs:
     whole_groups: bool = False
     last_state: bool = False
     all_turns: bool = False
+
+    def columns(self, updates: int) -> tuple[TokenColumn, ...]:
+        """The token columns that a run has, the same in all of its steps.
+
+        Args:
+            updates: Optimizer steps on each batch. After the first of several the policy is another, so what it
+                computed before the step is kept, asked for or not.
+        """
+        return tuple(
+            column
+            for column in COLUMNS
+            if not column.need or getattr(self, column.need) or (column.role == POLICY and updates > 1)
+        )
 
     @property
     def unserved(self) -> tuple[str, ...]:

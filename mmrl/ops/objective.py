@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +14,7 @@ import torch
 from mmrl.errors import contract_error, plugin_errors
 from mmrl.interfaces import Aggregation, Algorithm
 from mmrl.ops.aggregation import sequence_weights
+from mmrl.token_columns import COLUMNS
 from mmrl.types import Batch, BoolArray, Credit, FloatArray, IntArray, PackedTokens, Sample, TokenLoss, TrainingRow
 
 
@@ -92,42 +95,47 @@ def loss_masks(batch: Batch, credit: Credit) -> list[BoolArray]:
     return [np.asarray(mask, bool) & bool(keep) for mask, keep in zip(batch.masks, keep_B, strict=True)]
 
 
-def advantages_per_token(credit: Credit, masks: Sequence[BoolArray]) -> list[FloatArray]:
-    """B arrays (T_i,), 0 outside the masks."""
-    return [
-        np.where(mask, np.asarray(value, np.float64), 0.0) for value, mask in zip(credit.advantages, masks, strict=True)
-    ]
+def columns_before(batch: Batch, credit: Credit, masks: Sequence[BoolArray]) -> dict[str, Sequence[FloatArray]]:
+    """B arrays (T_i,) by name: the token columns of a batch and its credit that are known before an optimizer step.
+
+    Those by credit are 0 outside the masks.
+    """
+    found: dict[str, Sequence[FloatArray]] = {}
+    for column in COLUMNS:
+        if column.known == "by credit":
+            values = zip(getattr(credit, column.name), masks, strict=True)
+            found[column.name] = [np.where(mask, np.asarray(value, np.float64), 0.0) for value, mask in values]
+        elif column.known == "before the step" and getattr(batch, column.name) is not None:
+            found[column.name] = getattr(batch, column.name)
+    return found
 
 
 def training_rows(
     samples: Sequence[Sample],
     masks: Sequence[BoolArray],
-    advantages: Sequence[FloatArray],
+    columns: Mapping[str, Sequence[FloatArray]],
     group_ids: IntArray,
     aggregation: Aggregation,
     indices: Sequence[int],
-    *,
-    old_logprobs: Sequence[FloatArray] | None = None,
-    reference_logprobs: Sequence[FloatArray] | None = None,
-    constants: Mapping[str, float] | None = None,
+    constants: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[int, TrainingRow]:
     """The rows of one optimizer step by their index in the batch, weighted.
 
     Rows without a token in the loss are left out.
 
     Args:
+        columns: B arrays (T_i,) by name, as ``columns_before``.
         indices: The part of the batch that this optimizer step sees; the weights span just that part.
     """
     weights = sequence_weights(aggregation, [masks[i] for i in indices], group_ids[list(indices)])
+    numbers = dict(constants)  # they travel
     return {
         i: TrainingRow(
             sample=samples[i],
             weight=float(weight),
             mask=masks[i],
-            advantages=advantages[i],
-            old_logprobs=None if old_logprobs is None else old_logprobs[i],
-            reference_logprobs=None if reference_logprobs is None else reference_logprobs[i],
-            constants=constants or {},
+            columns={name: values[i] for name, values in columns.items()},
+            constants=numbers,
         )
         for i, weight in zip(indices, weights, strict=True)
         if weight > 0
@@ -150,20 +158,18 @@ def pack_tokens(rows: Sequence[TrainingRow], logprobs_T: torch.Tensor, entropy_T
     # Zeros before any arithmetic: a masked NaN that is only multiplied away later would still reach the gradient.
     logprobs_T = torch.where(mask_T, logprobs_T, torch.zeros_like(logprobs_T))
     entropy_T = torch.where(mask_T, entropy_T, torch.zeros_like(entropy_T))
-    old = [row.old_logprobs for row in rows if row.old_logprobs is not None]
-    reference = [row.reference_logprobs for row in rows if row.reference_logprobs is not None]
+    packed: dict[str, Any] = dict.fromkeys(column.name for column in COLUMNS)  # None is a column that the run lacks
+    packed |= {"logprobs": logprobs_T, "entropy": entropy_T, "old_logprobs": logprobs_T.detach()}
+    sampled = [column.name for column in COLUMNS if column.known == "sampled"]
+    packed |= {name: pack([getattr(row.sample, name) for row in rows]) for name in sampled}
+    packed |= {name: pack([row.columns[name] for row in rows]) for name in rows[0].columns}
     lengths = torch.tensor([len(row.mask) for row in rows], device=logprobs_T.device)
     return PackedTokens(
-        logprobs_T=logprobs_T,
-        old_logprobs_T=pack(old) if old else logprobs_T.detach(),
-        sampler_logprobs_T=pack([row.sample.sampler_logprobs for row in rows]),
-        reference_logprobs_T=pack(reference) if reference else None,
-        advantages_T=pack([row.advantages for row in rows]),
         mask_T=mask_T,
         sequence_T=torch.repeat_interleave(torch.arange(len(rows), device=logprobs_T.device), lengths),
         num_sequences=len(rows),
-        entropy_T=entropy_T,
         constants=rows[0].constants,
+        **{f"{name}_T": values_T for name, values_T in packed.items()},
     )
 
 

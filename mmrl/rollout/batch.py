@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mmrl.config.sections import Config
+from mmrl.token_columns import COLUMNS
 from mmrl.types import Batch, Content, FloatArray, Rollout, ScoredGroup
 
 
@@ -46,9 +47,7 @@ def batch_of(
         masks=[rollout.mask for rollout in rollouts],
         truncated=np.array([rollout.truncated for rollout in rollouts]),
         components=components,
-        old_logprobs=None,
-        reference_logprobs=None,
-        sampler_logprobs=[rollout.sampler_logprobs for rollout in rollouts],
+        **_columns(rollouts),
         weights={**dict.fromkeys(components, 0.0), **weights},
         penalties=penalties,
         greedy_components={name: np.repeat(values, sizes) for name, values in _components(greedy).items()}
@@ -56,6 +55,15 @@ def batch_of(
         else None,
         **(turns_of(rollouts) if has_episodes(rollouts) else {}),
     )
+
+
+def _columns(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """The token columns of a batch before any network was asked."""
+    return {
+        column.name: [getattr(rollout, column.name) for rollout in rollouts] if column.known == "sampled" else None
+        for column in COLUMNS
+        if column.known in ("sampled", "before the step")
+    }
 
 
 def has_episodes(rollouts: Sequence[Rollout]) -> bool:

@@ -83,8 +83,8 @@ def _random_batches(needs: Needs, components: Sequence[str]) -> Iterator[tuple[s
         batch = random_batch(needs, binary_rewards=binary, seed=seed, components=components)
         rewards = "rewards of 0 and 1" if binary else "normal rewards"
         yield f"{rewards}, several optimizer steps", batch
-        if not needs.old_logprobs:
-            yield f"{rewards}, one optimizer step", without(batch, "old_log_probs")
+        for column in set(needs.columns(2)) - set(needs.columns(1)):
+            yield f"{rewards}, one optimizer step", without(batch, column.replayed)
 
 
 class _Subject:

@@ -12,6 +12,7 @@ import numpy as np
 
 from mmrl.interfaces import Needs
 from mmrl.testing.recorded import PER_TOKEN, Arrays
+from mmrl.token_columns import COLUMNS, POLICY
 from mmrl.types import ENVIRONMENT
 
 _GROUPS = {401: 4, 17: 3, 93: 4, 5: 2, 230: 1}
@@ -63,8 +64,9 @@ def random_batch(
         "old_log_probs": old_BT,
         "max_len": _LONGEST,
     }
-    if needs.reference_logprobs:
-        batch["ref_log_probs"] = near(0.2)
+    for column in needs.columns(1):
+        if column.known == "before the step" and column.role != POLICY:
+            batch[column.replayed] = near(0.2)
     if needs.greedy_rollout:
         batch["greedy_components"] = {}
         for name in components:
@@ -135,7 +137,8 @@ def odd_batches(batch: Arrays) -> dict[str, dict[str, Any]]:
     """Odd batches that a run can meet and no estimator should fail on, by description."""
     none_B, no_token_BT = np.zeros_like(batch["reward_valid"]), np.zeros_like(batch["response_mask"])
     first = np.flatnonzero(batch["reward_valid"] & batch["response_mask"].any(1))[:1]
-    below = {name: batch[name] - 100.0 for name in PER_TOKEN[1:4] if name in batch}
+    others = [column.replayed for column in COLUMNS if column.known in ("sampled", "before the step")]
+    below = {name: batch[name] - 100.0 for name in others if name in batch}
     return {
         "no reward is valid": {**batch, "reward_valid": none_B},
         "all rewards are 0": _with_components(batch, np.zeros_like),

@@ -14,6 +14,7 @@ from mmrl.errors import contract_error, plugin_errors
 from mmrl.interfaces import Algorithm, Needs, served_needs
 from mmrl.plugin_host import registry
 from mmrl.testing.recorded import read_batch
+from mmrl.token_columns import COLUMNS
 from mmrl.types import (
     Batch,
     BoolArray,
@@ -205,8 +206,13 @@ class RecordedBatch:
         masks = list(arrays["response_mask"])
         self.logprobs = arrays["log_probs"]
         self.entropy = arrays.get("entropy", np.zeros_like(self.logprobs))
-        sampler = list(arrays["rollout_log_probs"])
-        rollouts = [_rollout(row, *each) for row, each in enumerate(zip(masks, sampler, strict=True))]
+        columns: dict[str, Any] = {
+            column.name: list(arrays[column.replayed]) if column.replayed in arrays else None
+            for column in COLUMNS
+            if column.known in ("sampled", "before the step")
+        }
+        sampled = zip(masks, arrays["rollout_log_probs"], strict=True)
+        rollouts = [_rollout(row, *each) for row, each in enumerate(sampled)]
         group = RolloutGroup(PROMPT, tuple(rollouts))
         self.rows = ScoredGroup(group, arrays["rewards"], arrays["reward_valid"], arrays["components"])
         self.batch = Batch(
@@ -216,9 +222,7 @@ class RecordedBatch:
             masks=masks,
             truncated=arrays.get("truncated", np.zeros(len(masks), bool)),
             components=arrays["components"],
-            old_logprobs=_rows(arrays.get("old_log_probs")),
-            reference_logprobs=_rows(arrays.get("ref_log_probs")),
-            sampler_logprobs=sampler,
+            **columns,
             weights=arrays["weights"],
             penalties=arrays["penalties"],
             greedy_components=arrays.get("greedy_components"),
@@ -226,10 +230,6 @@ class RecordedBatch:
             turn_rewards=arrays.get("turn_rewards"),
             turn_states=arrays.get("turn_states"),
         )
-
-
-def _rows(values_BT: FloatArray | None) -> list[FloatArray] | None:
-    return None if values_BT is None else list(values_BT)
 
 
 def _rollout(row: int, mask: BoolArray, sampler_logprobs: FloatArray) -> Rollout:

@@ -13,9 +13,10 @@ import numpy as np
 from mmrl.config.problems import suggestion
 from mmrl.errors import DataError
 from mmrl.interfaces import Needs
+from mmrl.token_columns import COLUMNS
 
 Arrays = Mapping[str, Any]
-PER_TOKEN = ("log_probs", "old_log_probs", "ref_log_probs", "rollout_log_probs", "entropy")
+PER_TOKEN = tuple(column.replayed for column in COLUMNS if column.replayed)
 _ROWS = {"group_ids": "int64", "rewards": "float64", "greedy_rewards": "float64"}
 _ROWS |= {"reward_valid": "bool", "truncated": "bool"}
 _TOKENS = {"response_mask": "bool", "turns": "int64", **dict.fromkeys(PER_TOKEN, "float64")}
@@ -83,8 +84,7 @@ def _check_keys(batch: Arrays, needs: Needs) -> None:
         if hint := part_of or suggestion(key, _KNOWN, nearness=0.7):
             raise DataError(f"replay knows no {key!r}", where="batch", possible=", ".join(_KNOWN), remedy=hint)
     needed = [*_REQUIRED, *(["rewards"] if "components" not in batch else [])]
-    needed += ["ref_log_probs"] if needs.reference_logprobs else []
-    needed += ["old_log_probs"] if needs.old_logprobs else []
+    needed += [column.replayed for column in needs.columns(1) if column.known == "before the step"]
     needed += ["turns", *_TURNS] if needs.turns else []
     if needs.greedy_rollout and "greedy_components" not in batch:
         needed += ["greedy_rewards" if "components" not in batch else "greedy_components"]

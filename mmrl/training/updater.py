@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
 from mmrl.config.sections import Config
 from mmrl.engine_api import UpdateResult
-from mmrl.interfaces import Algorithm, Needs
+from mmrl.interfaces import Algorithm
 from mmrl.ops import metrics
-from mmrl.ops.objective import advantages_per_token, assign_credit, loss_masks, training_rows
+from mmrl.ops.objective import assign_credit, columns_before, loss_masks, training_rows
 from mmrl.ops.packing import offsets
 from mmrl.rollout.batch import batch_of, rollouts_of, weights_of
+from mmrl.token_columns import COLUMNS, TokenColumn
 from mmrl.types import (
     Batch,
     Credit,
@@ -139,26 +140,24 @@ def learn(
     """
     samples = rollouts_of(groups)
     batch = batch_of(groups, settings.weights, settings.penalties) if batch is None else batch
-    batch = _with_logprobs(batch, samples, algorithm.needs(), learner, settings)
+    batch = _with_columns(batch, samples, algorithm.needs().columns(settings.num_updates), learner)
     yield Update("logprob")
     credit = assign_credit(algorithm, batch)
     masks = loss_masks(batch, credit)
-    advantages = advantages_per_token(credit, masks)
+    columns = columns_before(batch, credit, masks)
     yield Update("credit")
     rows_of = partial(
         training_rows,
         samples,
         masks,
-        advantages,
+        columns,
         batch.group_ids,
         algorithm.aggregation.with_default(settings.max_tokens),
-        old_logprobs=batch.old_logprobs,
-        reference_logprobs=batch.reference_logprobs,
         constants=credit.constants,
     )
     means, logprobs, updates = yield from _optimizer_steps(samples, batch, rows_of, learner, settings)
-    values = {**means, **credit.metrics, **metrics.advantage_metrics(masks, advantages)}
-    return StepResult(values, _credited(groups, batch, advantages, logprobs, updates), credit)
+    values = {**means, **credit.metrics, **metrics.advantage_metrics(masks, columns["advantages"])}
+    return StepResult(values, _credited(groups, {**columns, "old_logprobs": logprobs}, updates), credit)
 
 
 def finished(learning: Learning, note: Callable[[Update], None] = lambda update: None) -> StepResult:
@@ -183,16 +182,17 @@ def finished(learning: Learning, note: Callable[[Update], None] = lambda update:
         learning.close()
 
 
-def _with_logprobs(
-    batch: Batch, samples: Sequence[Sample], needs: Needs, learner: UpdatedLearner, settings: LearnSettings
+def _with_columns(
+    batch: Batch, samples: Sequence[Sample], columns: Sequence[TokenColumn], learner: UpdatedLearner
 ) -> Batch:
-    """The batch with the log-probs that the algorithm asks for, or that several optimizer steps need."""
-    old, reference = batch.old_logprobs, batch.reference_logprobs
-    if old is None and (needs.old_logprobs or settings.num_updates > 1):
-        old = _of_each(samples, learner.logprobs)
-    if reference is None and needs.reference_logprobs:
-        reference = _of_each(samples, learner.reference_logprobs)
-    return replace(batch, old_logprobs=old, reference_logprobs=reference)
+    """The batch with those of a run's columns that networks compute before the step."""
+    of_role = {"policy": learner.logprobs, "reference": learner.reference_logprobs}
+    found: dict[str, Any] = {
+        column.name: _of_each(samples, of_role[column.role])
+        for column in columns
+        if column.known == "before the step" and getattr(batch, column.name) is None
+    }
+    return replace(batch, **found)
 
 
 _Results = tuple[Mapping[str, float], list[FloatArray], list[list[PreUpdateStatistics]]]
@@ -265,20 +265,17 @@ def minibatches(group_ids: IntArray, parts: int, epochs: int, seed: Sequence[int
 
 def _credited(
     groups: Sequence[ScoredGroup],
-    batch: Batch,
-    advantages: Sequence[FloatArray],
-    logprobs: Sequence[FloatArray],
+    columns: Mapping[str, Sequence[FloatArray]],
     updates: Sequence[Sequence[PreUpdateStatistics]],
 ) -> list[CreditedGroup]:
+    names = {column.credited: column.name for column in COLUMNS if column.name in columns}
     bounds = offsets([len(group.rollouts) for group in groups])
     return [
         CreditedGroup(
             scored=group,
-            advantages=advantages[start:end],
-            logprobs=logprobs[start:end],
             trained=True,
-            reference_logprobs=(batch.reference_logprobs or ())[start:end],
             updates=updates[start:end],
+            **{credited: columns[name][start:end] for credited, name in names.items()},
         )
         for group, start, end in zip(groups, bounds, bounds[1:], strict=False)
     ]

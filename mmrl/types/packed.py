@@ -20,19 +20,21 @@ class TrainingRow:
     Attributes:
         weight: The sequence weight of the aggregation mode (algorithms: ``sum_i w_i sum_t m_it L_it``).
         mask: (T,) tokens in the loss.
-        advantages: (T,) float32.
-        old_logprobs: (T,) float32; None means "the current ones, detached".
-        reference_logprobs: (T,) float32; None without a reference policy.
+        columns: (T,) by name, the columns of the run that are known before the optimizer step and not sampled
+            (``mmrl.token_columns``): ``advantages``, and ``old_logprobs`` where there are several optimizer steps.
         constants: The constants of the step's ``Credit``.
     """
 
     sample: Sample
     weight: float
     mask: BoolArray
-    advantages: FloatArray
-    old_logprobs: FloatArray | None
-    reference_logprobs: FloatArray | None
+    columns: Mapping[str, FloatArray]
     constants: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def advantages(self) -> FloatArray:
+        """(T,) 0 outside the mask."""
+        return self.columns["advantages"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class PackedTokens:
 
     Attributes:
         logprobs_T: Current log-probs at the sampling temperature, with gradient.
-        old_logprobs_T: Before the update, detached.
+        old_logprobs_T: Before the step, detached; the current ones where they are not computed.
         sampler_logprobs_T: As the sampler reported them.
         reference_logprobs_T: None without a reference policy.
         advantages_T: Detached.

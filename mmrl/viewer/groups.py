@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mmrl.token_columns import COLUMNS
 from mmrl.viewer.documents import Document, NotThere
 from mmrl.viewer.folder import ViewedRun
 from mmrl.viewer.steps import step_index, why
@@ -55,18 +56,16 @@ def _member(record: Mapping[str, Any], vocabulary: Vocabulary) -> Document:
 def _tokens(record: Mapping[str, Any], vocabulary: Vocabulary) -> Document:
     """A value of each token by name; names that have nothing to tell are left out."""
     ids, mask = np.asarray(record["token_ids"], np.int64).tolist(), np.asarray(record["mask"], bool)
-    sampler, learner = (_numbers(record, name, mask) for name in ("sampler_logprobs", "learner_logprobs"))
+    plain = [column.record for column in COLUMNS if len(column.shape) == 1]
+    numbers = {name.removesuffix("s"): _numbers(record, name, mask) for name in plain}
+    sampler, learner = numbers["sampler_logprob"], numbers["learner_logprob"]
     updates = [np.asarray(each, np.float64) for each in record.get("update_logprobs") or () if len(each)]
     entropies = [np.asarray(each, np.float64) for each in record.get("update_entropy") or () if len(each)]
     found = {
-        "advantage": _numbers(record, "advantage", mask),
-        "sampler_logprob": sampler,
-        "learner_logprob": learner,
-        "reference_logprob": _numbers(record, "reference_logprobs", mask),
+        **numbers,
         "entropy": np.where(mask, entropies[0], np.nan) if entropies else None,
         "ratio": np.where(mask, np.exp(updates[-1] - updates[0]), np.nan) if len(updates) > 1 else None,
         "gap": None if sampler is None or learner is None else sampler - learner,
-        "value": _numbers(record, "values", mask),
     }
     texts = vocabulary.pieces(ids)
     return {

@@ -70,7 +70,11 @@ def measure(folder: str, settings: dict[str, Any]) -> None:
     ids = np.arange(20, 36, dtype=np.int32)
     samples = [Sample(prompt, (Segment(ids, True, np.zeros(16, np.float32)),)) for _ in range(4)]
     masks, advantages = [sample.mask for sample in samples], [np.full(16, (-1.0) ** i) for i in range(4)]
-    rows = list(training_rows(samples, masks, advantages, np.arange(4), Aggregation("token-mean"), range(4)).values())
+    rows = list(
+        training_rows(
+            samples, masks, {"advantages": advantages}, np.arange(4), Aggregation("token-mean"), range(4)
+        ).values()
+    )
     algorithm = GRPO(GRPO.Config.model_validate({"kl": {"coef": 0.1}} if settings.get("kl") else {}))
     with redirect_stdout(io.StringIO()):
         before = psutil.Process().memory_info().rss
@@ -79,7 +83,10 @@ def measure(folder: str, settings: dict[str, Any]) -> None:
             for _ in range(2):
                 if settings.get("kl"):
                     known = zip(rows, learner.reference_logprobs(samples), strict=True)
-                    rows = [replace(row, reference_logprobs=v, constants={"kl_coef": 0.1}) for row, v in known]
+                    rows = [
+                        replace(row, columns={**row.columns, "reference_logprobs": v}, constants={"kl_coef": 0.1})
+                        for row, v in known
+                    ]
                 learner.update(rows)
         after = psutil.Process().memory_info().rss
     print(json.dumps([after - before, used_memory_bytes("cpu") - before]))

@@ -199,7 +199,8 @@ def _rows(
     masks = [sample.mask for sample in samples]
     groups = np.arange(len(samples)) // group
     indices = range(len(samples))
-    return training_rows(samples, masks, advantages, groups, algorithm.aggregation, indices, old_logprobs=old)
+    columns = {"advantages": advantages, **({} if old is None else {"old_logprobs": old})}
+    return training_rows(samples, masks, columns, groups, algorithm.aggregation, indices)
 
 
 @contextmanager

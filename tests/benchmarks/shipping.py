@@ -29,8 +29,8 @@ def rows() -> list[Any]:
         for _ in range(GROUP):
             written = rng.integers(0, VOCABULARY, COMPLETION, np.int32)
             segment = Segment(written, True, -rng.random(COMPLETION, np.float32))
-            advantages = np.full(COMPLETION, 0.5, np.float32)
-            made.append(TrainingRow(Sample(prompt, (segment,)), 1.0, np.ones(COMPLETION, bool), advantages, None, None))
+            columns = {"advantages": np.full(COMPLETION, 0.5, np.float32)}
+            made.append(TrainingRow(Sample(prompt, (segment,)), 1.0, np.ones(COMPLETION, bool), columns))
     return made
 
 

@@ -70,7 +70,7 @@ class Lesson:
         """The sum of the log-probs before the step, and the gradient's norm."""
         samples = [rollout for group in groups for rollout in group.rollouts]
         rows = [
-            TrainingRow(s, 1 / 8, s.mask, np.where(s.mask, i - 3.5, 0.0), None, None) for i, s in enumerate(samples)
+            TrainingRow(s, 1 / 8, s.mask, {"advantages": np.where(s.mask, i - 3.5, 0.0)}) for i, s in enumerate(samples)
         ]
         with self.engine.learning() as learner:
             result = learner.update(rows)

@@ -83,7 +83,11 @@ def rows_of(setting: Any) -> list[Any]:
     samples = setting.samples(LENGTHS)
     masks = [sample.mask for sample in samples]
     advantages = [np.full(n, (-1.0) ** n * n / 9) for n in LENGTHS]
-    return list(training_rows(samples, masks, advantages, np.arange(7), Aggregation("token-mean"), range(7)).values())
+    return list(
+        training_rows(
+            samples, masks, {"advantages": advantages}, np.arange(7), Aggregation("token-mean"), range(7)
+        ).values()
+    )
 
 
 @pytest.mark.proves("tensor_parallel")

@@ -186,7 +186,7 @@ def test_samples_of_a_prompt_stay_together_and_answers_keep_their_order(group_of
     fakes = FakeRanks(["x", "x", "x"])
     with group_of(fakes).learning() as learner:
         values = learner.logprobs(samples, packed=False)
-        result = learner.update([TrainingRow(s, 1.0, s.mask, s.token_ids * 1.0, None, None) for s in samples])
+        result = learner.update([TrainingRow(s, 1.0, s.mask, {"advantages": s.token_ids * 1.0}) for s in samples])
     assert [int(v[0]) for v in values] == [0, 10, 20, 30, 40, 50]
     assert [int(v[0]) for v in result.logprobs] == [0, 1, 2, 3, 4, 5]
     assert result.metrics == {"rank": 0.0}

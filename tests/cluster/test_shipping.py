@@ -53,6 +53,9 @@ def assert_same(found: Any, expected: Any) -> None:
             assert len(found) == len(expected)
             for one, other in zip(found, expected, strict=True):
                 assert_same(one, other)
+        case dict():
+            assert found.keys() == expected.keys()
+            assert_same(list(found.values()), list(expected.values()))
         case _ if hasattr(expected, "__dataclass_fields__"):
             for name in expected.__dataclass_fields__:
                 assert_same(getattr(found, name), getattr(expected, name))
@@ -67,10 +70,10 @@ def rows(*, old: bool, reference: bool) -> list[TrainingRow]:
         length = len(sample.token_ids)
         values = np.linspace(-1, 1, length, dtype=np.float32)
         mask = sample.mask & (np.arange(length) != 1)
-        logprobs = values * 2 if old else None
-        made.append(
-            TrainingRow(sample, number / 3, mask, values, logprobs, values - 1 if reference else None, constants)
-        )
+        columns = {"advantages": values}
+        columns |= {"old_logprobs": values * 2} if old else {}
+        columns |= {"reference_logprobs": values - 1} if reference else {}
+        made.append(TrainingRow(sample, number / 3, mask, columns, constants))
     return made
 
 
@@ -82,17 +85,10 @@ def test_rows_arrive_to_the_bit(old, reference):
     assert found[0].sample.prompt is found[2].sample.prompt
 
 
-def test_old_logprobs_may_be_missing_for_some_rows():
-    expected = [
-        replace(row, old_logprobs=None) if n == 1 else row for n, row in enumerate(rows(old=True, reference=False))
-    ]
-    assert_same(sent(PackedRows(expected))[0], expected)
-
-
 def test_advantages_arrive_as_the_float32_that_the_loss_makes_of_them():
     row = rows(old=False, reference=False)[0]
     exact = np.full(len(row.mask), 1 / 3)
-    (found,), _ = sent(PackedRows([replace(row, advantages=exact)]))
+    (found,), _ = sent(PackedRows([replace(row, columns={"advantages": exact})]))
     assert_same(found.advantages, exact.astype(np.float32))
 
 
@@ -141,7 +137,7 @@ def test_the_turns_of_episodes_arrive_to_the_bit_with_the_images_that_they_hold(
     assert len(buffers) == 3
     whole = Sample(asked, (wrote, shown, segment(2)))
     assert_same(sent(PackedSamples([whole]))[0], [whole])
-    found_row = sent(PackedRows([TrainingRow(whole, 1.0, whole.mask, whole.sampler_logprobs, None, None)]))[0][0]
+    found_row = sent(PackedRows([TrainingRow(whole, 1.0, whole.mask, {"advantages": whole.sampler_logprobs})]))[0][0]
     assert found_row.sample.all_images == asked.images + shown.images
 
 

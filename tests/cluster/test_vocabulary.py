@@ -72,7 +72,7 @@ def test_long_rows_have_plain_autograds_gradient(large, bench, plain, ray_addres
     masks = [np.ones(length, bool) for _, length in pairs]
     advantages = [np.full(length, 1.0 - index) for index, (_, length) in enumerate(pairs)]
     groups = np.array([0, 0, 0, 1, 1])
-    rows = training_rows(samples, masks, advantages, groups, Aggregation("token-mean"), range(5))
+    rows = training_rows(samples, masks, {"advantages": advantages}, groups, Aggregation("token-mean"), range(5))
 
     reference = plain(large)
     single = [reference.logprobs(sample, setting.media) for sample in samples]

@@ -40,7 +40,9 @@ def run(start: Callable[..., Any], vision: Any, tmp_path_factory: pytest.TempPat
     folder = tmp_path_factory.mktemp("runs") / "first"
     samples = vision.samples((5, 9, 7))
     masks, advantages = [sample.mask for sample in samples], [np.full(n, 1.0 - n / 4) for n in (5, 9, 7)]
-    rows = training_rows(samples, masks, advantages, np.arange(3), Aggregation("token-mean"), range(3)).values()
+    rows = training_rows(
+        samples, masks, {"advantages": advantages}, np.arange(3), Aggregation("token-mean"), range(3)
+    ).values()
     config = vision.config(model={"dtype": "bfloat16"}, learner={"lr": 1e-4})
     record = {"mmrl": "0.1.0", "config": plain_config(config), "fingerprints": {"model": "ab" * 32}}
     with start(model={"dtype": "bfloat16"}, learner={"lr": 1e-4}).learning() as learner:

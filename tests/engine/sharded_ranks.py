@@ -118,7 +118,7 @@ def learned(model: Path, folder: Path, ranks: int, rank: int) -> dict[str, dict[
         masks = [sample.mask for sample in made]
         advantages = [np.full(len(mask), value) for mask, value in zip(masks, ADVANTAGES, strict=True)]
         order = np.arange(len(made))
-        rows = training_rows(made, masks, advantages, order, Aggregation("token-mean"), order.tolist())
+        rows = training_rows(made, masks, {"advantages": advantages}, order, Aggregation("token-mean"), order.tolist())
         own = [row for number, row in rows.items() if ranks == 1 or (number in of_rank_1) == bool(rank)]
         with engine.learning() as learner:
             metrics[name] = dict(learner.update(own).metrics)

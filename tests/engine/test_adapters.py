@@ -53,7 +53,11 @@ def rows_of(bench: Any, *, episodes: bool = False) -> list[TrainingRow]:
     advantages = [np.full(n, (-1.0) ** n * n / 9) for n in map(len, masks)]
     indices = range(len(samples))
     aggregation = Aggregation("token-mean")
-    return list(training_rows(samples, masks, advantages, np.arange(len(samples)), aggregation, indices).values())
+    return list(
+        training_rows(
+            samples, masks, {"advantages": advantages}, np.arange(len(samples)), aggregation, indices
+        ).values()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +195,12 @@ def test_the_gradient_is_the_chain_rules_of_the_merged_weights(family, adapted, 
         # Adapters that were switched off for the reference must have their gradient all the same.
         samples = [row.sample for row in rows]
         known = zip(rows, learner.reference_logprobs(samples), strict=True)
-        learner.update([replace(row, reference_logprobs=values, constants={"kl_coef": 0.0}) for row, values in known])
+        learner.update(
+            [
+                replace(row, columns={**row.columns, "reference_logprobs": values}, constants={"kl_coef": 0.0})
+                for row, values in known
+            ]
+        )
         reference = plain_with(plain, setting.folder.path, merged(learner))
         weight = 1 / sum(int(row.mask.sum()) for row in rows)
         for row in rows:
@@ -246,7 +255,12 @@ def test_only_adapters_move_and_merged_weights_are_the_policy(stage, adapted, ro
         first = learner.reference_logprobs(samples)
         for _ in range(2):
             known = zip(rows, learner.reference_logprobs(samples), strict=True)
-            learner.update([replace(row, reference_logprobs=v, constants={"kl_coef": 0.1}) for row, v in known])
+            learner.update(
+                [
+                    replace(row, columns={**row.columns, "reference_logprobs": v}, constants={"kl_coef": 0.1})
+                    for row, v in known
+                ]
+            )
         after, current, reference = merged(learner), learner.logprobs(samples), learner.reference_logprobs(samples)
         names = {f"{adapter.name}.weight" for adapter in learner.policy.adapted}
     assert {name for name in before if not torch.equal(before[name], after[name])} == names

@@ -22,7 +22,11 @@ LENGTHS = (4, 19, 7, 3, 11, 24, 6)
 def update_rows(vision: Any) -> list[Any]:
     samples = vision.samples(LENGTHS)
     masks, advantages = [sample.mask for sample in samples], [np.ones(length) for length in LENGTHS]
-    return list(training_rows(samples, masks, advantages, np.arange(7), Aggregation("token-mean"), range(7)).values())
+    return list(
+        training_rows(
+            samples, masks, {"advantages": advantages}, np.arange(7), Aggregation("token-mean"), range(7)
+        ).values()
+    )
 
 
 @pytest.mark.parametrize(

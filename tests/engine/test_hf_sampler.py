@@ -57,7 +57,9 @@ def rows_of(rollouts: list[Rollout]) -> list[TrainingRow]:
     masks = [rollout.mask for rollout in rollouts]
     advantages = [np.full(len(mask), (-1.0) ** index) for index, mask in enumerate(masks)]
     groups = np.arange(len(rollouts))
-    return list(training_rows(rollouts, masks, advantages, groups, Aggregation("token-mean"), groups).values())
+    return list(
+        training_rows(rollouts, masks, {"advantages": advantages}, groups, Aggregation("token-mean"), groups).values()
+    )
 
 
 def tokens(rollouts: list[Rollout]) -> list[list[int]]:

@@ -72,7 +72,11 @@ def rows_of(case: Any) -> Callable[..., list[TrainingRow]]:
         advantages = [np.full(len(mask), value) for mask, value in zip(case.masks, case.advantages, strict=True)]
         aggregation = Aggregation(mode, constant)
         indices = range(len(case.samples))
-        return list(training_rows(case.samples, case.masks, advantages, case.groups, aggregation, indices).values())
+        return list(
+            training_rows(
+                case.samples, case.masks, {"advantages": advantages}, case.groups, aggregation, indices
+            ).values()
+        )
 
     return weigh
 
@@ -293,7 +297,10 @@ def test_a_frozen_tower_sees_each_image_once_a_step(stage, start, rows, case, mo
             known = learner.logprobs(case.samples), learner.reference_logprobs(case.samples)
             weighted = [replace(row, constants={"kl_coef": 0.1}) for row in rows()]
             reference_of = {id(sample): values for sample, values in zip(case.samples, known[1], strict=True)}
-            weighted = [replace(row, reference_logprobs=reference_of[id(row.sample)]) for row in weighted]
+            weighted = [
+                replace(row, columns={**row.columns, "reference_logprobs": reference_of[id(row.sample)]})
+                for row in weighted
+            ]
             results = [learner.update(weighted) for _ in range(2)]
             found = [*known[0], *known[1], *(values for result in results for values in result.logprobs)]
         return passes + reference, [*found, *(result.metrics["policy/grad_norm"] for result in results)]
@@ -400,7 +407,12 @@ def test_the_reference_stays_the_initial_policy(start, rows, vision, plain, case
     with start(algorithm={"kl": {"coef": 0.1}}, learner={"lr": 1e-2}).learning() as learner:
         before = learner.reference_logprobs([row.sample for row in rows()])
         known = zip(rows(), before, strict=True)
-        learner.update([replace(row, reference_logprobs=v, constants={"kl_coef": 0.1}) for row, v in known])
+        learner.update(
+            [
+                replace(row, columns={**row.columns, "reference_logprobs": v}, constants={"kl_coef": 0.1})
+                for row, v in known
+            ]
+        )
         reference, current = learner.reference_logprobs(case.samples), learner.logprobs(case.samples)
     initial = plain(vision.folder.path)
     single = [initial.logprobs(sample, vision.media).detach() for sample in case.samples]

@@ -102,7 +102,11 @@ def test_a_frozen_tower_sees_each_image_of_an_observation_once_a_step(stage, sta
             before, reference = learner.logprobs(case.samples), learner.reference_logprobs(case.samples)
             known = {id(sample): values for sample, values in zip(case.samples, reference, strict=True)}
             rows = [
-                replace(row, reference_logprobs=known[id(row.sample)], constants={"kl_coef": 0.0})
+                replace(
+                    row,
+                    columns={**row.columns, "reference_logprobs": known[id(row.sample)]},
+                    constants={"kl_coef": 0.0},
+                )
                 for row in rows_of(case)()
             ]
             learner.update(rows)

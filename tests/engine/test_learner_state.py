@@ -52,7 +52,7 @@ def rows(vision) -> list[TrainingRow]:
     samples = vision.samples(LENGTHS)
     masks, advantages = [sample.mask for sample in samples], [np.full(n, (-1.0) ** n * n / 9) for n in LENGTHS]
     aggregation = Aggregation("token-mean")
-    return list(training_rows(samples, masks, advantages, np.arange(7), aggregation, range(7)).values())
+    return list(training_rows(samples, masks, {"advantages": advantages}, np.arange(7), aggregation, range(7)).values())
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,9 @@ def rows(vision) -> list[TrainingRow]:
     samples, count = vision.samples(LENGTHS), len(LENGTHS)
     masks, advantages = [sample.mask for sample in samples], [np.full(n, (-1.0) ** n * n / 9) for n in LENGTHS]
     aggregation = Aggregation("token-mean")
-    return list(training_rows(samples, masks, advantages, np.arange(count), aggregation, range(count)).values())
+    return list(
+        training_rows(samples, masks, {"advantages": advantages}, np.arange(count), aggregation, range(count)).values()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +144,12 @@ def test_only_adapters_move_and_the_sampler_gets_what_the_learner_computes_with(
         before, first = merged(learner), learner.reference_logprobs(samples)
         for _ in range(2):
             known = zip(rows, learner.reference_logprobs(samples), strict=True)
-            learner.update([replace(row, reference_logprobs=v, constants={"kl_coef": 0.1}) for row, v in known])
+            learner.update(
+                [
+                    replace(row, columns={**row.columns, "reference_logprobs": v}, constants={"kl_coef": 0.1})
+                    for row, v in known
+                ]
+            )
         after, current, reference = merged(learner), learner.logprobs(samples), learner.reference_logprobs(samples)
         names = {f"{adapter.name}.weight" for adapter in learner.policy.adapted}
         packed = [layer.weight for layer in quantization.packed_layers(learner.policy)]

@@ -78,7 +78,9 @@ def update(engine) -> Callable[[Sequence[Rollout]], None]:
         masks = [rollout.mask for rollout in rollouts]
         advantages = [rng.normal(size=len(mask)) for mask in masks]
         indices = range(len(rollouts))
-        rows = training_rows(rollouts, masks, advantages, np.arange(len(masks)), Aggregation("token-mean"), indices)
+        rows = training_rows(
+            rollouts, masks, {"advantages": advantages}, np.arange(len(masks)), Aggregation("token-mean"), indices
+        )
         with engine.learning() as learner:
             learner.update(list(rows.values()))
 

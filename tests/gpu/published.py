@@ -268,7 +268,11 @@ def rows_of(plan: Any, load: Load) -> list[Any]:
     samples = [Sample(prompt, (Segment(ids, True, np.zeros(len(ids), np.float32)),)) for prompt, ids in drawn]
     signs = [np.full(load.completion, 1.0 if number % 2 else -1.0) for number in range(len(samples))]
     groups, masks = np.arange(len(samples)) // load.group, [sample.mask for sample in samples]
-    return list(training_rows(samples, masks, signs, groups, plan.algorithm.aggregation, range(len(samples))).values())
+    return list(
+        training_rows(
+            samples, masks, {"advantages": signs}, groups, plan.algorithm.aggregation, range(len(samples))
+        ).values()
+    )
 
 
 def shallow(widths: Widths, layers: int) -> Widths:

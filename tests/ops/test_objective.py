@@ -12,8 +12,8 @@ import torch
 from mmrl.errors import PluginError
 from mmrl.interfaces import Aggregation, Algorithm
 from mmrl.ops.objective import (
-    advantages_per_token,
     assign_credit,
+    columns_before,
     loss_masks,
     pack_tokens,
     partial_loss,
@@ -79,29 +79,29 @@ def test_masks_leave_out_foreign_tokens_invalid_rows_and_rows_not_kept(batch):
 
 def test_advantages_are_spread_over_tokens_or_taken_token_by_token(batch):
     masks = loss_masks(batch, Credit(batch.rewards))
-    spread = advantages_per_token(Credit(np.array([1.0, -2.0, NAN])), [*masks[:2], np.zeros(3, bool)])
-    assert [a.tolist() for a in spread] == [[1, 1], [-2, 0, 0, -2], [0, 0, 0]]
+    spread = columns_before(batch, Credit(np.array([1.0, -2.0, NAN])), [*masks[:2], np.zeros(3, bool)])
+    assert [a.tolist() for a in spread["advantages"]] == [[1, 1], [-2, 0, 0, -2], [0, 0, 0]]
     ragged = [np.array([1.0, 2.0]), np.array([3.0, NAN, NAN, 4.0]), np.zeros(3)]
-    assert [a.tolist() for a in advantages_per_token(Credit(ragged), masks)] == [[1, 2], [3, 0, 0, 4], [0, 0, 0]]
+    found = columns_before(batch, Credit(ragged), masks)["advantages"]
+    assert [a.tolist() for a in found] == [[1, 2], [3, 0, 0, 4], [0, 0, 0]]
 
 
 def test_weights_span_the_rows_of_the_optimizer_step_only(samples, batch):
     masks = [*batch.masks[:2], np.zeros(3, bool)]
-    advantages = [np.ones(len(mask)) for mask in masks]
+    columns = {"advantages": [np.ones(len(mask)) for mask in masks]}
     mode = Aggregation("seq-mean-token-mean")
-    whole = training_rows(samples, masks, advantages, batch.group_ids, mode, range(3))
+    whole = training_rows(samples, masks, columns, batch.group_ids, mode, range(3))
     assert {i: row.weight for i, row in whole.items()} == {0: 1 / (2 * 2), 1: 1 / (2 * 2)}
-    assert {i: r.weight for i, r in training_rows(samples, masks, advantages, batch.group_ids, mode, [1]).items()} == {
-        1: 0.5
-    }
-    assert training_rows(samples, masks, advantages, batch.group_ids, mode, [2]) == {}
+    one = training_rows(samples, masks, columns, batch.group_ids, mode, [1])
+    assert {i: row.weight for i, row in one.items()} == {1: 0.5}
+    assert training_rows(samples, masks, columns, batch.group_ids, mode, [2]) == {}
 
 
 @pytest.fixture
 def rows(samples, batch):
     masks = loss_masks(batch, Credit(batch.rewards))
-    advantages = advantages_per_token(Credit(batch.rewards), masks)
-    return training_rows(samples, masks, advantages, batch.group_ids, Aggregation("token-mean"), range(3))
+    columns = columns_before(batch, Credit(batch.rewards), masks)
+    return training_rows(samples, masks, columns, batch.group_ids, Aggregation("token-mean"), range(3))
 
 
 def test_a_loss_by_hand_and_in_parts(rows):
@@ -148,8 +148,10 @@ def test_what_a_loss_gives_for_masked_tokens_counts_nowhere(rows):
 
 
 def test_packed_tokens_know_their_sequence_and_carry_no_garbage(rows):
-    dirty = [replace(row, old_logprobs=np.full(len(row.mask), -0.1), reference_logprobs=np.where(row.mask, -0.2, NAN))
-             for row in rows.values()]  # fmt: skip
+    dirty = [
+        replace(row, columns={**row.columns, "old_logprobs": old, "reference_logprobs": np.where(row.mask, -0.2, NAN)})
+        for row, old in ((row, np.full(len(row.mask), -0.1)) for row in rows.values())
+    ]
     tokens = pack_tokens(dirty, torch.full((9,), -0.3), torch.full((9,), 0.7))
     assert tokens.sequence_T.tolist() == [0, 0, 1, 1, 1, 1, 2, 2, 2] and tokens.num_sequences == 3
     assert tokens.mask_T.tolist() == [True] * 3 + [False] * 2 + [True] * 4

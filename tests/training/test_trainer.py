@@ -421,7 +421,7 @@ def test_a_step_waits_for_slow_rewards_only_as_long_as_they_take_beyond_generati
 
 def test_one_optimizer_step_needs_no_old_logprobs(run):
     done = run().fit()
-    assert all(row.old_logprobs is None for rows in done.engine.updates for row in rows)
+    assert all("old_logprobs" not in row.columns for rows in done.engine.updates for row in rows)
 
 
 @pytest.mark.parametrize("learner", [{"minibatches": 3}, {"epochs": 2}])
@@ -430,7 +430,7 @@ def test_several_optimizer_steps_cover_the_batch(run, learner):
     per_step = learner.get("minibatches", 1) * learner.get("epochs", 1)
     assert len(done.engine.updates) == 3 * per_step
     for row in (row for rows in done.engine.updates for row in rows):
-        np.testing.assert_array_equal(row.old_logprobs, row.sample.sampler_logprobs)
+        np.testing.assert_array_equal(row.columns["old_logprobs"], row.sample.sampler_logprobs)
     for start in range(0, 3 * per_step, per_step):
         members = [id(row.sample) for rows in done.engine.updates[start : start + per_step] for row in rows]
         assert len(set(members)) == 8 and len(members) == 8 * learner.get("epochs", 1)
@@ -444,10 +444,10 @@ def test_old_logprobs_are_frozen_while_the_current_ones_move(run, learner, updat
     old: dict[int, np.ndarray] = {}
     for number, (rows, current) in enumerate(zip(done.engine.updates, done.engine.current, strict=True)):
         for row, values in zip(rows, current, strict=True):
-            first = old.setdefault(id(row.sample), row.old_logprobs)
-            np.testing.assert_array_equal(row.old_logprobs, first)
-            np.testing.assert_array_equal(row.old_logprobs, row.sample.sampler_logprobs)
-            np.testing.assert_allclose(values - row.old_logprobs, 0.25 * number, atol=1e-6)
+            first = old.setdefault(id(row.sample), row.columns["old_logprobs"])
+            np.testing.assert_array_equal(row.columns["old_logprobs"], first)
+            np.testing.assert_array_equal(row.columns["old_logprobs"], row.sample.sampler_logprobs)
+            np.testing.assert_allclose(values - row.columns["old_logprobs"], 0.25 * number, atol=1e-6)
     assert len(old) == 8
 
 

@@ -240,14 +240,13 @@ def lacking(algorithm: Algorithm, config: Config, record: RecordedStep, trained:
     missing = []
     if needs.greedy_rollout and any(group.scored.greedy is None for group in groups):
         missing.append("greedy rollouts")
-    if needs.reference_logprobs and any(not group.reference_logprobs for group in groups):
-        some = " of groups that were not trained on" if any(group.reference_logprobs for group in groups) else ""
-        missing.append(f"the reference policy's log-probs{some}")
-    if (
-        groups
-        and not record.is_complete
-        and (needs.old_logprobs or config.learner.minibatches * config.learner.epochs > 1)
-    ):
+    columns = needs.columns(config.learner.minibatches * config.learner.epochs)
+    for column in columns:
+        has = [bool(getattr(group, column.credited)) for group in groups] if column.may_lack else []
+        if not all(has):
+            missing.append(f"{column.title}{' of groups that were not trained on' if any(has) else ''}")
+    asks_of_policy = any(column.known == "before the step" and not column.may_lack for column in columns)
+    if groups and not record.is_complete and asks_of_policy:
         missing.append("what each optimizer step began from (it is of an older version)")
     if not record.is_complete and (needs.refill or not all(group.credited.scored.kept for group in record.groups)):
         missing.append("the rounds in which groups were sampled (it is of an older version)")

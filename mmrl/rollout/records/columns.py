@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mmrl.errors import DataError
+from mmrl.token_columns import COLUMNS, TokenColumn
 
 SCHEMA = 2
 _ESCAPE = "\0"
@@ -43,6 +44,21 @@ _TURN = pa.struct(
         "finished": pa.int64(),
     }
 )
+
+
+def listed(column: TokenColumn) -> str:
+    """The field with one value for each token."""
+    return f"{column.record}s" if column.known == "by credit" else column.record
+
+
+def _fields_of(column: TokenColumn) -> dict[str, pa.DataType]:
+    """The fields of a column, lists as deep as its shape; one number stands for a list of equal ones by credit."""
+    number = values = pa.from_numpy_dtype(column.dtype)
+    for _ in column.shape:
+        values = pa.list_(values)
+    return {column.record: number, listed(column): values}
+
+
 ROLLOUT = pa.struct(
     {
         "index": pa.int32(),
@@ -68,13 +84,7 @@ ROLLOUT = pa.struct(
                 }
             )
         ),
-        "advantage": pa.float64(),  # of every token; null where ``advantages`` has one for each
-        "advantages": _EXACT,
-        "sampler_logprobs": _FLOATS,
-        "learner_logprobs": _FLOATS,
-        "reference_logprobs": _FLOATS,
-        "update_logprobs": pa.list_(_FLOATS),  # empty where they are ``learner_logprobs``
-        "update_entropy": pa.list_(_FLOATS),
+        **{name: kind for column in COLUMNS for name, kind in _fields_of(column).items()},
         "turns": _IDS,  # of each token; null, as all of an episode, without an environment
         "turn_rewards": _EXACT,
         "values": _FLOATS,
@@ -108,10 +118,9 @@ GROUP = pa.schema(
     }
 )
 EPISODE = ("episode", "components", "failure")
-_LISTS_OF_FLOATS = ("sampler_logprobs", "learner_logprobs", "reference_logprobs", "values")
 BY_BYTE = [
-    *(f"rollouts.list.element.{name}.list.element" for name in _LISTS_OF_FLOATS),
-    *(f"rollouts.list.element.{name}.list.element.list.element" for name in ("update_logprobs", "update_entropy")),
+    f"rollouts.list.element.{name}{'.list.element' * depth}"
+    for name, depth in [*((each.record, len(each.shape)) for each in COLUMNS if each.dtype == "float32"), ("values", 1)]
 ]
 """Columns that are split into their first, second, ... bytes before zstd sees them."""
 
@@ -133,7 +142,7 @@ def unescaped(text: Any) -> Any:
 def read_records(file: Path) -> Iterator[dict[str, Any]]:
     """A record of each rollout, as ``lines.py`` has them but with arrays; the first one has the algorithm's state.
 
-    ``reference_logprobs`` are None where there are none. ``segments`` and ``candidates`` may be missing.
+    A token column that the rollout lacks is None. ``segments`` and ``candidates`` may be missing.
 
     Raises:
         DataError: The file is not of this schema.
@@ -187,11 +196,8 @@ def table_records(table: pa.Table) -> Iterator[dict[str, Any]]:
     prompts = _split(table["prompt_token_ids"].combine_chunks())
     rollouts = table["rollouts"].combine_chunks()
     members = rollouts.values
-    numbers: dict[str, Any] = {
-        name: _split(members.field(name))
-        for name in ("token_ids", "mask", "advantages", "sampler_logprobs", "learner_logprobs", "reference_logprobs")
-    }
-    numbers |= {name: _split_twice(members.field(name)) for name in ("update_logprobs", "update_entropy")}
+    numbers: dict[str, Any] = {name: _split(members.field(name)) for name in ("token_ids", "mask")}
+    numbers |= {column.record: _token_column(members, column) for column in COLUMNS}
     plain = (
         "index",
         "greedy",
@@ -203,7 +209,7 @@ def table_records(table: pa.Table) -> Iterator[dict[str, Any]]:
         "answers",
         "valid",
     )
-    others = {name: members.field(name).to_pylist() for name in (*plain, "segments", "advantage")}
+    others = {name: members.field(name).to_pylist() for name in (*plain, "segments")}
     known = [field.name for field in members.type if field.name in EPISODE]
     others |= {name: members.field(name).to_pylist() for name in known}
     places = rollouts.offsets.to_pylist()
@@ -290,8 +296,8 @@ def _prompt(row: Mapping[str, Any], ids: Any) -> dict[str, Any]:
 
 def _rollout(found: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a record that is a rollout's own."""
-    is_one, segments = found["advantage"] is not None, found["segments"]
-    advantage = np.full(len(found["token_ids"]), found["advantage"]) if is_one else found["advantages"]
+    segments = found["segments"]
+    sampled = [column.record for column in COLUMNS if column.known == "sampled"]
     return {
         "completion": unescaped(found["completion"]),
         "token_ids": found["token_ids"],
@@ -304,12 +310,8 @@ def _rollout(found: Mapping[str, Any]) -> dict[str, Any]:
         "answers": _map(found["answers"]),
         "valid": found["valid"],
         "greedy": found["greedy"],
-        "sampler_logprobs": found["sampler_logprobs"],
-        "advantage": advantage,
-        "learner_logprobs": found["learner_logprobs"],
-        "reference_logprobs": found["reference_logprobs"],
-        "update_logprobs": found["update_logprobs"],
-        "update_entropy": found["update_entropy"],
+        **{name: found[name] for name in sampled},
+        **{column.record: found[column.record] for column in COLUMNS if column.record not in sampled},
         **_episode(found),
     }
 
@@ -378,6 +380,21 @@ def _numbers(values: pa.Array) -> Any:
     if pa.types.is_boolean(values.type):
         return np.from_dlpack(pc.cast(values, pa.uint8())).astype(np.bool_)
     return np.from_dlpack(values)
+
+
+def _token_column(members: pa.StructArray, column: TokenColumn) -> list[Any]:
+    """The numbers of each rollout: an array, or one for each optimizer step; None is null."""
+    values = members.field(listed(column))
+    if len(column.shape) > 1:
+        return _split_twice(values)
+    if column.known != "by credit":
+        return _split(values)
+    lengths = pc.list_value_length(members.field("token_ids")).to_pylist()
+    ones = members.field(column.record).to_pylist()
+    return [
+        each if one is None else np.full(length, one)
+        for one, each, length in zip(ones, _split(values), lengths, strict=True)
+    ]
 
 
 def _split_twice(lists: Any) -> list[list[Any]]:

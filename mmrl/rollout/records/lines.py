@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mmrl.rollout.records.episodes import episode_fields, image_record
+from mmrl.token_columns import COLUMNS
 from mmrl.types import FloatArray, ScoredGroup
 
 
@@ -22,8 +23,7 @@ def group_records(groups: Sequence[ScoredGroup]) -> list[dict[str, Any]]:
 
 def _records(index: int, group: ScoredGroup) -> Iterator[dict[str, Any]]:
     of_group = {"group": index, "place": group.place, "kept": group.kept, "trained": False}
-    of_step = ("advantage", "learner_logprobs", "reference_logprobs", "update_logprobs", "update_entropy")
-    nothing: dict[str, Any] = {name: [] for name in of_step}
+    nothing: dict[str, Any] = {column.record: [] for column in COLUMNS if column.known != "sampled"}
     for member in range(len(group.rollouts)):
         yield {**of_group, **_record(group, member, greedy=False), **nothing}
     if group.greedy is not None:
@@ -57,18 +57,15 @@ def _record(scored: ScoredGroup, member: int, *, greedy: bool) -> dict[str, Any]
         "answers": {name: answers[member] for name, answers in scored.answers.items()},
         "valid": bool(scored.valid[member]),
         "greedy": greedy,
-        "sampler_logprobs": short_floats(rollout.sampler_logprobs),
+        **{each.record: short_floats(getattr(rollout, each.name)) for each in COLUMNS if each.known == "sampled"},
         **episode_fields(rollout),
     }
 
 
 def plain_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """A record of a parquet file as JSON can hold it, and as schema 1 had it."""
-    return {name: [] if value is None and name in _LISTS else _plain(value) for name, value in record.items()}
-
-
-_LISTS = ("reference_logprobs",)
-"""None in a parquet file where there are none."""
+    lists = {column.record for column in COLUMNS}
+    return {name: [] if value is None and name in lists else _plain(value) for name, value in record.items()}
 
 
 def _plain(value: Any) -> Any:

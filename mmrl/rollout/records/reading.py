@@ -16,6 +16,7 @@ import numpy as np
 from mmrl.errors import DataError
 from mmrl.rollout.records.episodes import episode_of, image_of, segments_of
 from mmrl.rollout.records.lines import plain_record
+from mmrl.token_columns import COLUMNS, TokenColumn
 from mmrl.types import (
     Candidate,
     CreditedGroup,
@@ -219,16 +220,11 @@ def _recorded_group(members: Sequence[tuple[Mapping[str, Any], RecordedRollout]]
     if [found.rollout.index for _, found in members if not found.greedy] != list(range(len(records))):
         raise ValueError("the members of its group are not all there, one after another")
     first = records[0]
-    logprobs = [_floats(record, "learner_logprobs") for record in records]
-    reference = [_floats(record, "reference_logprobs") for record in records if _is_known(record)]
-    credited = CreditedGroup(
-        scored=scored,
-        advantages=[_floats(record, "advantage", np.float64) for record in records],
-        logprobs=logprobs,
-        trained=bool(first.get("trained", first["kept"])),
-        reference_logprobs=reference if len(reference) == len(records) else (),
-        updates=[_updates(record, values) for record, values in zip(records, logprobs, strict=True)],
-    )
+    of_step = [column for column in COLUMNS if column.known in ("by credit", "before the step")]
+    columns = {column.credited: _values(records, column) for column in of_step}
+    updates = [_updates(record, before) for record, before in zip(records, columns["logprobs"], strict=True)]
+    is_trained = bool(first.get("trained", first["kept"]))
+    credited = CreditedGroup(scored, **columns, trained=is_trained, updates=updates)
     return RecordedGroup(credited, tuple(first["columns_as_text"]), where)
 
 
@@ -238,10 +234,15 @@ def _place(record: Mapping[str, Any]) -> tuple[int, int] | None:
     return None if place is None else (int(place[0]), int(place[1]))
 
 
-def _is_known(record: Mapping[str, Any]) -> bool:
-    """True if the record has the reference policy's log-probs; JSON has no other word for none than an empty list."""
-    found = record.get("reference_logprobs")
-    return found is not None and (isinstance(found, np.ndarray) or len(found) > 0)
+def _values(records: Sequence[Mapping[str, Any]], column: TokenColumn) -> Sequence[FloatArray]:
+    """The numbers of each of a group's rollouts; none if one lacks them."""
+    known = [record for record in records if not column.may_lack or _is_known(record.get(column.record))]
+    return [_floats(record, column.record, column.dtype) for record in known] if len(known) == len(records) else ()
+
+
+def _is_known(values: Any) -> bool:
+    """True if a record has a column that it may lack; JSON has no other word for none than an empty list."""
+    return values is not None and (isinstance(values, np.ndarray) or len(values) > 0)
 
 
 def _updates(record: Mapping[str, Any], logprobs: FloatArray) -> list[PreUpdateStatistics]:

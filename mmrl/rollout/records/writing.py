@@ -13,11 +13,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mmrl.rollout.records.columns import BY_BYTE, GROUP, ROLLOUT, SCHEMA, escaped
+from mmrl.rollout.records.columns import BY_BYTE, GROUP, ROLLOUT, SCHEMA, escaped, listed
 from mmrl.rollout.records.episodes import episode_fields, image_record, segment_records
 from mmrl.rollout.records.lines import plain_columns
 from mmrl.system.redaction import Redactor
-from mmrl.types import CreditedGroup, FloatArray, PreUpdateStatistics, Prompt, Rollout, ScoredGroup, Segment
+from mmrl.token_columns import COLUMNS, TokenColumn
+from mmrl.types import CreditedGroup, PreUpdateStatistics, Prompt, Rollout, ScoredGroup, Segment
 
 ROW_GROUP_TOKENS = 2**18
 """Tokens after which a row group ends: a reader holds one at a time, some 5 MB."""
@@ -114,42 +115,50 @@ def _candidates(prompt: Prompt, text: _Text) -> list[dict[str, Any]] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A rollout of a group with its numbers; those of a greedy one are all empty.
+    """A rollout of a group with its numbers.
 
     Attributes:
         place: Its place in ``scored``.
+        credited: The group with the step's results; None for a greedy rollout, which has none.
     """
 
     scored: ScoredGroup
     place: int
-    greedy: bool = False
-    advantages: FloatArray | Sequence[float] = ()
-    logprobs: FloatArray | Sequence[float] = ()
-    reference: FloatArray | None = None
-    updates: Sequence[PreUpdateStatistics] = ()
+    credited: CreditedGroup | None = None
 
     @property
     def rollout(self) -> Rollout:
         return self.scored.rollouts[self.place]
 
+    @property
+    def updates(self) -> Sequence[PreUpdateStatistics]:
+        return self.credited.updates[self.place] if self.credited and self.credited.updates else ()
+
+    def values(self, column: TokenColumn) -> Any:
+        """(T,) numbers of a token column, or for each optimizer step (T,); None where there are none."""
+        if column.known == "sampled":
+            return getattr(self.rollout, column.name)
+        if column.known == "before each update":
+            return [getattr(each, column.name) for each in self.updates]
+        of_group = () if self.credited is None else getattr(self.credited, column.credited)
+        if len(of_group):
+            return of_group[self.place]
+        return None if column.may_lack else ()
+
 
 def _members(group: CreditedGroup) -> Iterator[_Member]:
     """The rollouts of a group, the greedy one last."""
-    for i in range(len(group.scored.rollouts)):
-        reference = group.reference_logprobs[i] if group.reference_logprobs else None
-        updates = group.updates[i] if group.updates else ()
-        yield _Member(group.scored, i, False, group.advantages[i], group.logprobs[i], reference, updates)
+    for place in range(len(group.scored.rollouts)):
+        yield _Member(group.scored, place, group)
     if group.scored.greedy is not None:
-        yield _Member(group.scored.greedy, 0, True)
+        yield _Member(group.scored.greedy, 0)
 
 
 def _rollouts(members: Sequence[_Member], text: _Text) -> pa.StructArray:
     rollouts = [member.rollout for member in members]
-    advantages = [_advantages(member) for member in members]
-    updates = [[] if _is_repeated(member) else [each.logprobs for each in member.updates] for member in members]
     found: dict[str, Any] = {
         "index": [rollout.index for rollout in rollouts],
-        "greedy": [member.greedy for member in members],
+        "greedy": [member.credited is None for member in members],
         "completion": [text(rollout.text) for rollout in rollouts],
         "finish_reason": [text(rollout.finish_reason) for rollout in rollouts],
         "weight_version": [rollout.weight_version for rollout in rollouts],
@@ -166,14 +175,9 @@ def _rollouts(members: Sequence[_Member], text: _Text) -> pa.StructArray:
         "token_ids": _lists([rollout.token_ids for rollout in rollouts], np.int32),
         "mask": _lists([rollout.mask for rollout in rollouts], np.bool_),
         "segments": [_segments(rollout.segments, text) for rollout in rollouts],
-        "advantage": [value for value, _ in advantages],
-        "advantages": _lists([each for _, each in advantages], np.float64),
-        "sampler_logprobs": _lists([rollout.sampler_logprobs for rollout in rollouts], np.float32),
-        "learner_logprobs": _lists([member.logprobs for member in members], np.float32),
-        "reference_logprobs": _lists([member.reference for member in members], np.float32),
-        "update_logprobs": _lists_of_lists(updates),
-        "update_entropy": _lists_of_lists([[each.entropy for each in member.updates] for member in members]),
     }
+    for column in COLUMNS:
+        found |= _token_column(column, members)
     fields = [episode_fields(rollout) for rollout in rollouts]
     found |= {
         "turns": [rollout.turn_of_token if rollout.episode else None for rollout in rollouts],
@@ -189,19 +193,35 @@ def _rollouts(members: Sequence[_Member], text: _Text) -> pa.StructArray:
     return pa.StructArray.from_arrays(arrays, fields=list(ROLLOUT))
 
 
-def _advantages(member: _Member) -> tuple[float | None, FloatArray | None]:
-    """The advantage of all tokens, or those of each."""
-    values = np.asarray(member.advantages, np.float64)
-    bits = values.view(np.int64)
-    is_one = len(values) == len(member.rollout.token_ids) and len(values) > 0 and bool((bits == bits[0]).all())
-    return (float(values[0]), None) if is_one else (None, values)
+def _token_column(column: TokenColumn, members: Sequence[_Member]) -> dict[str, Any]:
+    """The fields of a token column."""
+    values = [member.values(column) for member in members]
+    if column.known == "by credit":
+        ones = [_one(each, len(member.rollout.token_ids)) for each, member in zip(values, members, strict=True)]
+        lists = [each if one is None else None for each, one in zip(values, ones, strict=True)]
+        return {column.record: ones, listed(column): _lists(lists, column.dtype)}
+    if len(column.shape) == 1:
+        return {column.record: _lists(values, column.dtype)}
+    if column.name == "logprobs":
+        values = [[] if _is_repeated(member) else each for each, member in zip(values, members, strict=True)]
+    return {column.record: _lists_of_lists(values, column.dtype)}
+
+
+def _one(values: Any, length: int) -> float | None:
+    """The number of all tokens, bit by bit; None if there is none, or more than one."""
+    bits = np.asarray(values, np.float64).view(np.int64)
+    return float(values[0]) if len(bits) == length > 0 and (bits == bits[0]).all() else None
 
 
 def _is_repeated(member: _Member) -> bool:
-    """True if the one optimizer step began from the learner's log-probs, bit by bit."""
-    if len(member.updates) != 1:
+    """True if the one optimizer step began from the learner's log-probs before it, bit by bit.
+
+    Records then have them once.
+    """
+    if member.credited is None or len(member.updates) != 1:
         return False
-    one, other = (np.asarray(each, np.float32) for each in (member.updates[0].logprobs, member.logprobs))
+    found = (member.updates[0].logprobs, member.credited.logprobs[member.place])
+    one, other = (np.asarray(each, np.float32) for each in found)
     return np.array_equal(one.view(np.int32), other.view(np.int32))
 
 
@@ -267,8 +287,8 @@ def _lists(arrays: Sequence[Any], dtype: npt.DTypeLike) -> pa.ListArray:
     )
 
 
-def _lists_of_lists(arrays: Sequence[Sequence[FloatArray]]) -> pa.ListArray:
-    inner = _lists([each for some in arrays for each in some], np.float32)
+def _lists_of_lists(arrays: Sequence[Sequence[Any]], dtype: npt.DTypeLike) -> pa.ListArray:
+    inner = _lists([each for some in arrays for each in some], dtype)
     return pa.ListArray.from_arrays(_offsets(map(len, arrays)), inner)
 
 

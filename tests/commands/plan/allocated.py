@@ -137,13 +137,20 @@ def measure(folder: str, sections: dict[str, Any]) -> dict[str, Any]:
     samples = [Sample(prompt, (Segment(ids, True, np.zeros(len(ids), np.float32)),)) for _ in range(4)]
     advantages = [np.full(len(ids), (-1.0) ** i) for i in range(4)]
     masks = [sample.mask for sample in samples]
-    rows = list(training_rows(samples, masks, advantages, np.arange(4), Aggregation("token-mean"), range(4)).values())
+    rows = list(
+        training_rows(
+            samples, masks, {"advantages": advantages}, np.arange(4), Aggregation("token-mean"), range(4)
+        ).values()
+    )
     algorithm = GRPO(GRPO.Config.model_validate({"kl": {"coef": 0.1}} if kl else {}))
     engine = RankEngine(EngineSpec(config, model, media, algorithm, 0, with_sampler=False), "cpu")
     with engine.learning() as learner:
         if kl:
             known = zip(rows, learner.reference_logprobs(samples), strict=True)
-            rows = [replace(row, reference_logprobs=v, constants={"kl_coef": 0.1}) for row, v in known]
+            rows = [
+                replace(row, columns={**row.columns, "reference_logprobs": v}, constants={"kl_coef": 0.1})
+                for row, v in known
+            ]
         learner.update(rows)  # DeepSpeed makes the optimizer's state
         found = Allocated(learner)
         with found.watching():
