@@ -119,9 +119,11 @@ class NumericsError(MMRLError):
     exit_code = 6
 
 
-def contract_error(plugin: object, hook: str, what: str, remedy: str) -> PluginError:
+def contract_error(
+    plugin: object, hook: str, what: str, remedy: str, *, where: str = "", possible: str = ""
+) -> PluginError:
     """The error for a plugin whose ``hook`` broke its contract; ``what`` says how."""
-    return PluginError(f"{_qualified(plugin)}.{hook} {what}", remedy=remedy)
+    return PluginError(f"{_qualified(plugin)}.{hook} {what}", where=where, possible=possible, remedy=remedy)
 
 
 @contextmanager

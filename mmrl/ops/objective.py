@@ -13,6 +13,7 @@ import torch
 
 from mmrl.errors import contract_error, plugin_errors
 from mmrl.interfaces import Aggregation, Algorithm
+from mmrl.ops.absent import absent_columns
 from mmrl.ops.aggregation import sequence_weights
 from mmrl.token_columns import COLUMNS
 from mmrl.types import Batch, BoolArray, Credit, FloatArray, IntArray, PackedTokens, Sample, TokenLoss, TrainingRow
@@ -37,13 +38,15 @@ def assign_credit(algorithm: Algorithm, batch: Batch) -> Credit:
     """The algorithm's credit for a batch; demonstrations get advantage 1 without asking it.
 
     Raises:
-        PluginError: It raised, or answered no Credit that fits the batch: values one per row, or one per token, all
-            finite in the loss; keep one bool per row; constants finite numbers.
+        PluginError: It raised, such as for a column that the run lacks, or answered no Credit that fits the batch:
+            values one per row, or one per token, all finite in the loss; keep one bool per row; constants finite
+            numbers.
     """
     if algorithm.source == "demonstrations":
         return Credit(np.ones(len(batch.masks)))
     with plugin_errors(algorithm, "credit"):
-        credit = algorithm.credit(batch)
+        with absent_columns(algorithm, "credit", batch):
+            credit = algorithm.credit(batch)
         _check_credit(algorithm, batch, credit)
     return credit
 
@@ -184,7 +187,8 @@ def partial_loss(
     """
     tokens = pack_tokens(rows, logprobs_T, entropy_T)
     with plugin_errors(algorithm, "loss", passing=(torch.OutOfMemoryError,)):
-        result = algorithm.loss(tokens)
+        with absent_columns(algorithm, "loss", tokens):
+            result = algorithm.loss(tokens)
         _check_loss(algorithm, result, tokens)
     weights = torch.tensor([row.weight for row in rows], dtype=logprobs_T.dtype, device=logprobs_T.device)
     weights_T = weights[tokens.sequence_T]

@@ -11,6 +11,7 @@ import torch
 
 from mmrl.errors import PluginError
 from mmrl.interfaces import Aggregation, Algorithm
+from mmrl.ops.credit import token_kl
 from mmrl.ops.objective import (
     assign_credit,
     columns_before,
@@ -217,3 +218,54 @@ def test_a_full_device_is_no_fault_of_the_algorithm(rows, monkeypatch):
 
 def test_metrics_of_no_tokens_are_no_metrics():
     assert reduce_partials([]) == {}
+
+
+class Curious(Weighted):
+    """Uses columns as its options say, and asks for none."""
+
+    def credit(self, batch):
+        match self.config["credit"]:
+            case "in a call":
+                kl = [old - new for old, new in zip(batch.old_logprobs, batch.reference_logprobs, strict=True)]
+            case "by a variable":
+                old, reference = batch.old_logprobs, batch.reference_logprobs
+                kl = token_kl(old, reference, batch.masks)
+            case "with an assertion":
+                assert batch.old_logprobs is not None
+            case "where it is there":
+                kl = None if batch.old_logprobs is None else token_kl(batch.old_logprobs, batch.sampler_logprobs, ())
+                kl = kl[0]
+        return Credit(batch.rewards)
+
+    def loss(self, tokens):
+        return TokenLoss(tokens.advantages_T * (tokens.logprobs_T - tokens.reference_logprobs_T))
+
+
+@pytest.mark.parametrize(
+    ("way", "names", "needs"),
+    [
+        ("in a call", "old_logprobs and reference_logprobs", "Needs(old_logprobs=True, reference_logprobs=True)"),
+        ("by a variable", "old_logprobs and reference_logprobs", "Needs(old_logprobs=True, reference_logprobs=True)"),
+        ("with an assertion", "old_logprobs", "Needs(old_logprobs=True)"),
+    ],
+)
+def test_credit_that_uses_a_column_that_it_did_not_ask_for_is_told_which(batch, way, names, needs):
+    with pytest.raises(PluginError) as caught:
+        assign_credit(Curious({"credit": way}), batch)
+    assert f"Curious.credit asks for {names}, which this run lacks" in caught.value.what
+    assert caught.value.possible == "sampler_logprobs" and needs in caught.value.remedy
+    assert caught.value.where.startswith(__file__) and "Traceback" in caught.value.details
+
+
+def test_an_error_that_no_column_has_caused_is_the_algorithms_own(batch):
+    with pytest.raises(PluginError, match=r"Curious\.credit raised TypeError: 'NoneType' object is not subscriptable"):
+        assign_credit(Curious({"credit": "where it is there"}), batch)
+
+
+def test_a_loss_that_uses_a_column_that_it_did_not_ask_for_is_told_which(rows):
+    with pytest.raises(
+        PluginError, match=r"Curious\.loss asks for reference_logprobs_T, which this run lacks"
+    ) as caught:
+        partial_loss(Curious({}), list(rows.values()), torch.zeros(9), torch.zeros(9))
+    assert "Needs(reference_logprobs=True)" in caught.value.remedy
+    assert caught.value.possible == "advantages, sampler_logprobs, old_logprobs, logprobs, entropy"
