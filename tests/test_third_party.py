@@ -230,6 +230,34 @@ def test_a_run_trains_with_the_packages_plugins_by_name(cluster, site: Path, fol
     assert household.members_after(10) == {}
 
 
+@pytest.mark.full
+def test_a_package_that_was_written_for_version_0_2_0_is_sound_and_trains_with_a_message(
+    folder: Path, household, tmp_path: Path
+) -> None:
+    source = shutil.copytree(ROOT / "tests" / "old_package", tmp_path / "source")  # pip writes into it
+    site = install([source], tmp_path)
+    path = path_with(site)
+    names = {"algorithm": "old_ppo", "reward": "old_length", "environment": "old_echo", "monitor": "old_empty"}
+    words = [f"{kind}:{name}" for kind, name in names.items()]
+    found = household.run("plugins", "--json", "--check", *words, folder=site, PYTHONPATH=path)
+    assert {row["name"]: row["status"] for row in json.loads(found.stdout)} == dict.fromkeys(names.values(), "ok")
+    config: dict[str, Any] = yaml.safe_load((folder / "config.yaml").read_text())
+    config["data"]["train"] = {"name": "old_sums"}
+    config["environment"] |= {"name": "old_echo", "weights": {}}
+    config |= {"rewards": [{"name": "old_length"}], "algorithm": {"name": "old_ppo"}}
+    config |= {"monitors": [{"name": "old_empty"}], "trackers": [{"name": "old_lines"}]}
+    config["trainer"]["run_dir"] = str(tmp_path / "run")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    result = household.run("train", "config.yaml", folder=tmp_path, PYTHONPATH=path)
+    assert result.returncode == 0, result.stderr
+    metrics = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert metrics["policy/grad_norm"] > 0 and 0 < metrics["reward/mean"] < 1 and metrics["old/gap"] < 1e-5
+    assert metrics["loss/distance"] >= 0 and metrics["monitor/old_empty/empty"] == 0
+    assert (tmp_path / "run" / "lines.txt").read_text().endswith(f"1 {metrics['reward/mean']}\n")
+    for old, new in (("Credit(values=...)", "Credit(advantages=...)"), ("mmrl.media", "mmrl.data.images")):
+        assert f"{old} is now {new}; the old name goes with the next version" in result.stderr
+
+
 @pytest.mark.slow
 def test_a_package_is_installed_beside_mmrl_in_an_environment_of_its_own_and_uninstalled(tmp_path: Path) -> None:
     """A fresh venv with two wheels and pip; what mmrl itself requires comes from this environment."""

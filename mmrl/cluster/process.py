@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.engine import device
+from mmrl.errors import OldNameWarning
 
 LOCK_S = 30
 """Seconds after which a lock that no process of this machine holds is nobody's: other machines may share the folder."""
@@ -23,7 +24,8 @@ LOCK_S = 30
 def prepare_process(*, verbose: bool = False) -> device.DeviceKind:
     """Set what torch, transformers, vLLM and DeepSpeed read when they are imported; tell the device.
 
-    Their notices stay off the console, unless ``verbose`` is set, here or in an earlier call.
+    Their notices stay off the console, unless ``verbose`` is set, here or in an earlier call. Warnings of old
+    names stay.
     """
     if verbose:
         for name, value in device.VERBOSE.items():
@@ -38,6 +40,7 @@ def prepare_process(*, verbose: bool = False) -> device.DeviceKind:
     os.environ.update(device.environment(kind))
     for category in (FutureWarning, DeprecationWarning, UserWarning):
         warnings.simplefilter("ignore", category)
+    warnings.simplefilter("default", OldNameWarning)  # one of FutureWarning, and meant for whoever wrote a plugin
     return kind
 
 

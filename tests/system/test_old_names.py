@@ -15,6 +15,36 @@ from mmrl.errors import OldNameWarning
 from mmrl.system.old_names import MOVED
 from mmrl.types import Credit, EncodedPrompt, Prompt
 
+SHOWN = {
+    "mmrl.errors": "ConfigError DataError MMRLError PluginError ResourceError first_line",
+    "mmrl.hub": "HubRepo",
+    "mmrl.interfaces": """Aggregation AggregationMode Algorithm Arguments BASELINE_STEPS Curve DatasetFacts
+        DatasetLoader Environment Finding KLEstimator Monitor Needs PluginConfig Reward RunFacts ShownRollout StepRecord
+        StepView Tool ToolError Tracker tool""",
+    "mmrl.interfaces.environments": "is_content",
+    "mmrl.media": "MAX_IMAGE_BYTES MAX_IMAGE_PIXELS",
+    "mmrl.ops.credit": """best_of_group greedy_rewards group_advantages grouped leave_one_out less_sequence_kl
+        mixed_groups reward_to_go token_rewards valid_masks whiten""",
+    "mmrl.ops.surrogate": """clipped_weight geometric_mean ppo_clip reinforce sequence_clip sequence_clip_per_token
+        soft_gate""",
+    "mmrl.policy_gradient": """ClipOptions DualClipOptions DynamicSamplingOptions KLOptions NotNegative PolicyGradient
+        Positive StdOptions off_policy_warning""",
+    "mmrl.templates": "PromptTemplate",
+    "mmrl.testing": """alarms_of check_algorithm check_dataset check_environment check_monitor check_reward
+        make_rollouts read_rollouts replay""",
+    "mmrl.types": """ENVIRONMENT IMAGE_PLACEHOLDER Batch BoolArray Call Credit CreditedGroup EncodedPrompt FloatArray
+        ImageRef IntArray Message Observation PackedTokens Prompt RawImage Rollout RolloutGroup Score ScoredGroup
+        TokenLoss Turn""",
+}
+"""The names that the plugins and templates in the repository of 0.2.0 import."""
+
+
+@pytest.mark.filterwarnings("ignore::mmrl.errors.OldNameWarning")
+@pytest.mark.parametrize("module", SHOWN)
+def test_what_the_plugins_of_0_2_0_import_is_there(module):
+    found = import_module(module)
+    assert [name for name in SHOWN[module].split() if not hasattr(found, name)] == []
+
 
 @pytest.mark.parametrize(("old", "new"), MOVED.items())
 def test_a_module_that_moved_is_the_same_under_its_old_name(old, new):
