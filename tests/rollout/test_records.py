@@ -28,8 +28,10 @@ from mmrl.rollout.records import (
     read_step,
     recorded_files,
     recorded_steps,
+    unknown,
     writing,
 )
+from mmrl.rollout.records.paging import GroupPages
 from mmrl.runs.directory import RunDirectory
 from mmrl.runs.reader import Run
 from mmrl.system.redaction import Redactor
@@ -333,6 +335,51 @@ def test_no_secret_is_in_any_column(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ((found,),) = [read_lines(file)]
     assert found["algorithm_state"] == {"note": "[redacted]"} and found["prompt"] == "\ud800 [redacted]"
     assert found["columns"] == {"one": ["[redacted]"], "[redacted]": {"[redacted]": 1}}
+
+
+def add_fields(file: Path) -> None:
+    """Give each group and each rollout of a file a field that this version does not know."""
+    if file.suffix == ".jsonl":
+        lines = [{**json.loads(line), "mood": 1, "teacher_logprobs": []} for line in file.read_text().splitlines()]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return
+    table = pq.read_table(file)
+    rollouts = table["rollouts"].combine_chunks()
+    members = rollouts.values
+    teacher = pa.array([[-1.0]] * len(members), pa.list_(pa.float32()))
+    fields = [*members.type, pa.field("teacher_logprobs", teacher.type)]
+    made = pa.StructArray.from_arrays([*members.flatten(), teacher], fields=fields)
+    place = table.schema.get_field_index("rollouts")
+    table = table.set_column(place, "rollouts", pa.ListArray.from_arrays(rollouts.offsets, made))
+    table = table.append_column("mood", pa.array([1] * len(table)))
+    pq.write_table(table.replace_schema_metadata(pq.read_schema(file).metadata), file)
+
+
+@pytest.mark.parametrize("schema", [1, 2])
+def test_a_record_of_a_later_version_is_read_without_the_fields_that_it_adds(
+    schema: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unknown, "_TOLD", set())
+    file = write(tmp_path, groups())
+    if schema == 1:
+        file = Path(shutil.copy(SCHEMA_1, tmp_path / "other.jsonl"))
+
+    def read() -> list[Any]:
+        pages = GroupPages(file)
+        index = pages.index(["kept"], ["reward"])
+        found = [(each.of_group, each.of_rollouts, pages.records(each.place)) for each in index]
+        return [read_step(file), list(read_lines(file)), found]
+
+    expected = read()
+    assert main(["rollouts", str(file), "--json"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    add_fields(file)
+    same(read(), expected)
+    assert main(["rollouts", str(file), "--json"]) == 0
+    found = capsys.readouterr()
+    what = f"{file} has fields of a later version of mmrl, and is read without them"
+    assert (found.out, found.err) == (shown.out, f"mmrl: warning: {what}: mood, teacher_logprobs\n")
 
 
 def test_a_loaders_odd_values_are_recorded_as_texts(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mmrl.errors import DataError
+from mmrl.rollout.records.unknown import tell_unknown
 from mmrl.token_columns import COLUMNS, TokenColumn
 
 SCHEMA = 2
@@ -117,6 +118,8 @@ GROUP = pa.schema(
         "rollouts": pa.list_(ROLLOUT),
     }
 )
+FIELDS = frozenset((*GROUP.names, *(field.name for field in ROLLOUT), "algorithm_state", "failed"))
+"""All fields of records, also of those in JSON."""
 EPISODE = ("episode", "components", "failure")
 BY_BYTE = [
     f"rollouts.list.element.{name}{'.list.element' * depth}"
@@ -167,9 +170,21 @@ def opened(file: Path) -> Iterator[pq.ParquetFile]:
     try:
         with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
             _state(file, parquet.metadata.metadata or {})
+            schema = parquet.schema_arrow
+            tell_unknown(
+                (*schema.names, *(field.name for field in schema.field("rollouts").type.value_type)), FIELDS, file
+            )
             yield parquet
     except pa.ArrowException as error:
         raise ValueError(str(error)) from error
+
+
+def known_part(record: Any, file: Path) -> Any:
+    """A record of a file of JSON lines without fields that this version does not know, which are told."""
+    if not isinstance(record, dict):
+        return record
+    tell_unknown(record, FIELDS, file)
+    return {name: value for name, value in record.items() if name in FIELDS}
 
 
 def _state(file: Path, metadata: Mapping[bytes, bytes]) -> dict[str, Any]:

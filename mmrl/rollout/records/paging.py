@@ -66,14 +66,14 @@ class GroupPages:
         Raises:
             DataError: They cannot be read.
         """
-        from mmrl.rollout.records.columns import row_of, table_records
+        from mmrl.rollout.records.columns import known_part, row_of, table_records
 
         with self._reading():
             if self._file.suffix == f".{PARQUET}":
                 return list(table_records(row_of(self._row_group(place[0]), place[1])))
             with self._file.open("rb") as lines:
                 lines.seek(place[0])
-                return [json.loads(next(lines)) for _ in range(place[1])]
+                return [known_part(json.loads(next(lines)), self._file) for _ in range(place[1])]
         raise AssertionError("an error is raised anew")
 
     @contextmanager
@@ -108,13 +108,15 @@ class GroupPages:
                     )
 
     def _indexed_lines(self, of_group: Sequence[str], of_rollouts: Sequence[str]) -> Iterator[IndexedGroup]:
+        from mmrl.rollout.records.columns import known_part
+
         start = offset = 0
         members = list[dict[str, Any]]()
         with self._file.open("rb") as lines:
             for line in lines:
                 if not line.endswith(b"\n"):
                     break  # half a line, of a process that writes
-                record = json.loads(line)
+                record = known_part(json.loads(line), self._file)
                 if members and record.get("group") != members[0].get("group"):
                     yield _of_lines(start, members, of_group, of_rollouts)
                     start, members = offset, []

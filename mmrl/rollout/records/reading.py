@@ -300,8 +300,10 @@ def _records_of(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _lines_of(file: Path) -> Iterator[dict[str, Any]]:
+    from mmrl.rollout.records.columns import known_part
+
     with file.open(encoding="utf-8") as lines:
-        yield from map(json.loads, lines)
+        yield from (known_part(json.loads(line), file) for line in lines)
 
 
 def _parsed(record: Mapping[str, Any], media: Path, where: str) -> RecordedRollout:
