@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from mmrl.errors import MMRLError
+from mmrl.errors import ConfigError, MMRLError
 from mmrl.types import (
     Call,
     Content,
@@ -27,6 +27,10 @@ from mmrl.types import (
 
 EAGER = 0
 """``SamplingRequest.answered_after`` of a request whose answer is admitted as soon as it is there."""
+
+Way = Literal["packed", "single", "wide"]
+"""The way in which a network computes: ``packed`` has several samples in a row, ``single`` one. ``wide`` is plain
+transformers in a wider type, bfloat16 in float32 and float32 in float64, with the weights that the sampler gets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,31 +163,50 @@ class UpdateResult:
     memory_bytes: int | None = None
 
 
-class Learner(Protocol):
-    """Owns the device and the trained weights; only ``Engine.learning`` yields one."""
+class Network(Protocol):
+    """One network of a learner, of the role that ``Learner.network`` was asked for."""
 
-    def logprobs(self, samples: Sequence[Sample], *, packed: bool = True) -> list[FloatArray]:
-        """(T_i,) float32 log-probs of each completion under the current policy; one by one unless ``packed``."""
-        ...
+    def score(self, samples: Sequence[Sample], *, way: Way = "packed") -> list[FloatArray]:
+        """(T_i,) log-probs of each completion; float32, in the ``wide`` way float64.
 
-    def reference_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """(T_i,) float32 log-probs under the initial policy."""
-        ...
-
-    def wide_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray] | None:
-        """(T_i,) float64 log-probs by plain transformers in a wider type, with the weights that the sampler gets.
-
-        bfloat16 is computed in float32, float32 in float64. None where the device cannot.
+        Args:
+            way: See ``Way``. Where the ``wide`` way cannot be gone, as the device has no room for it, the list is
+                empty.
         """
         ...
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
-        """One optimizer step on the weighted sum of the rows' losses.
+        """One optimizer step on the weighted sum of the rows' losses; only of a network that is trained.
 
         Raises:
             DeviceMemoryError: The device has too little memory for it.
         """
         ...
+
+
+class Learner(Protocol):
+    """Owns the device and the weights of a run's networks; only ``Engine.learning`` yields one.
+
+    Attributes:
+        networks: The networks by role. The ``policy`` is trained. The ``reference`` is the frozen initial policy, which
+            is there if the algorithm needs it.
+    """
+
+    networks: Mapping[str, Network]
+
+    def network(self, role: str) -> Network:
+        """The network of a role.
+
+        Raises:
+            ConfigError: The run has none; it names the role, and those that there are.
+        """
+        if role not in self.networks:
+            raise ConfigError(
+                f"no network of this run has the role {role!r}",
+                possible=", ".join(self.networks),
+                remedy="ask for one of these; what an algorithm needs, and the config, decide which there are",
+            )
+        return self.networks[role]
 
     def save(self, folder: Path) -> None:
         """Write what a run goes on from: ``model/`` and ``state/``; the learner can go on whatever happens.

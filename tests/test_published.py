@@ -71,7 +71,7 @@ def test_packed_rows_of_real_text_are_one_by_one_and_plain_transformers(
     samples = [answered(setting, question, answer) for question, answer in texts]
     engine = start(bench=setting, model={"lora": {"rank": 4}}, learner={"tokens_per_microbatch": 4096})
     with engine.learning() as learner:
-        packed, single = learner.logprobs(samples), learner.logprobs(samples, packed=False)
+        packed, single = (learner.network("policy").score(samples, way=way) for way in ("packed", "single"))
     reference = Plain(setting.folder.path, "float64")
     expected = [reference.logprobs(sample, setting.media).detach().numpy() for sample in samples]
     check_near(packed, expected, LEARNER)

@@ -25,6 +25,7 @@ class RankGroup(RankCalls):
 
     Args:
         cost: The learner's cost of a prompt's samples; ranks are balanced by it.
+        roles: The roles of the networks that each rank's learner has.
         shares_prefix: True if they share the prompt when they are packed.
         ranks_together: Neighbouring ranks that sample together.
         facts: Entries of the description that the driver knows better than the ranks.
@@ -37,13 +38,14 @@ class RankGroup(RankCalls):
         cost: Callable[[Unit, Sequence[Sample]], float],
         *,
         ranks_together: int,
+        roles: Sequence[str] = ("policy",),
         shares_prefix: bool = True,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(ranks)
         self._facts = facts or {}
         self.media, self.cost, self.ranks_together = media, cost, ranks_together
-        self.shares_prefix = shares_prefix
+        self.roles, self.shares_prefix = roles, shares_prefix
         self._descriptions: list[Mapping[str, Any]] = []
         self._entered: Sequence[Future[Any]] = ()  # of the owner that has not left
         self._memory_bytes_max = 0
@@ -71,7 +73,7 @@ class RankGroup(RankCalls):
     @contextmanager
     def learning(self) -> Iterator[Learner]:
         with self._owning("learning"):
-            yield GroupLearner(self, self.media, self.cost, self.shares_prefix)
+            yield GroupLearner(self, self.media, self.cost, roles=self.roles, shares_prefix=self.shares_prefix)
 
     def describe(self) -> Mapping[str, Any]:
         """Rank 0's description, and each rank's location."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,52 +10,26 @@ from mmrl.cluster.calls import RankCalls
 from mmrl.cluster.files import bare, send_images
 from mmrl.cluster.shipping import PackedRows, PackedSamples
 from mmrl.data.images import MediaStore
-from mmrl.engine_api import UpdateResult
+from mmrl.engine_api import Learner, UpdateResult, Way
 from mmrl.errors import MMRLError
 from mmrl.ops.packing import Item, Unit, shares_of, units_of
 from mmrl.types import FloatArray, Sample, TrainingRow
 
 
-@dataclass(frozen=True, slots=True)
-class GroupLearner:
+class GroupLearner(Learner):
     """Implements ``engine_api.Learner``: samples that share a prompt stay on one rank, costs are balanced."""
 
-    calls: RankCalls
-    media: MediaStore
-    cost: Callable[[Unit, Sequence[Sample]], float]
-    shares_prefix: bool
-
-    def logprobs(self, samples: Sequence[Sample], *, packed: bool = True) -> list[FloatArray]:
-        shares = self._share(samples)
-        return _merged(shares, self.calls.all("logprobs", packed, each=self._samples(shares, samples)))
-
-    def reference_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        shares = self._share(samples)
-        return _merged(shares, self.calls.all("reference_logprobs", each=self._samples(shares, samples)))
-
-    def wide_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray] | None:
-        """One rank holds the model in a wider type; the others send their parts of the weights."""
-        shares = [[*range(len(samples))], *([] for _ in self.calls.nodes[1:])]
-        found: list[list[FloatArray] | None] = self.calls.all("wide_logprobs", each=self._samples(shares, samples))
-        return found[0]
-
-    def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
-        samples = [row.sample for row in rows]
-        shares = self._share(samples)
-        jobs = [
-            PackedRows(replace(rows[index], sample=sample) for index, sample in zip(share, own, strict=True))
-            for share, own in zip(shares, self._samples(shares, samples), strict=True)
-        ]
-        results: list[UpdateResult] = self.calls.all("update", each=jobs)
-        logprobs, entropies = ([getattr(each, name) for each in results] for name in ("logprobs", "entropies"))
-        peaks = [each.memory_bytes for each in results if each.memory_bytes is not None]
-        return replace(
-            results[0],
-            logprobs=_merged(shares, logprobs),
-            entropies=_merged(shares, entropies),
-            flops=sum(each.flops for each in results),
-            memory_bytes=max(peaks, default=None),
-        )
+    def __init__(
+        self,
+        calls: RankCalls,
+        media: MediaStore,
+        cost: Callable[[Unit, Sequence[Sample]], float],
+        *,
+        roles: Iterable[str],
+        shares_prefix: bool,
+    ) -> None:
+        self.calls, self._media, self._cost, self._shares_prefix = calls, media, cost, shares_prefix
+        self.networks = {role: GroupNetwork(role, self) for role in roles}
 
     def save(self, folder: Path) -> None:
         """Each rank writes files of its own; those of nodes that do not see the folder are fetched, node by node."""
@@ -72,16 +46,16 @@ class GroupLearner:
             for node in away if not self.calls.failed else ():
                 self.calls.ask(node.leader, "remove_folder", node.path("saved"))
 
-    def _share(self, samples: Sequence[Sample]) -> list[list[int]]:
+    def share(self, samples: Sequence[Sample]) -> list[list[int]]:
         """Indices of each rank's samples."""
 
         def cost(unit: Unit) -> float:
-            return self.cost(unit, samples)
+            return self._cost(unit, samples)
 
-        units = units_of([Item.of(sample) for sample in samples], share=self.shares_prefix)
+        units = units_of([Item.of(sample) for sample in samples], share=self._shares_prefix)
         return [[i for unit in share for i in unit.indices] for share in shares_of(units, len(self.calls.nodes), cost)]
 
-    def _samples(self, shares: Sequence[Sequence[int]], samples: Sequence[Sample]) -> list[PackedSamples]:
+    def samples(self, shares: Sequence[Sequence[int]], samples: Sequence[Sample]) -> list[PackedSamples]:
         """Each rank's samples, whose prompts are bare, one for all samples of a prompt; their images are there."""
         prompts = {id(sample.prompt): sample.prompt for sample in samples}
         known = {key: bare(prompt) for key, prompt in prompts.items()}
@@ -90,8 +64,43 @@ class GroupLearner:
             for share in shares
         ]
         own = [[ref for sample in job for ref in sample.all_images] for job in jobs]
-        send_images(self.calls.ask, self.media, self.calls.nodes, own)
+        send_images(self.calls.ask, self._media, self.calls.nodes, own)
         return jobs
+
+
+@dataclass(frozen=True, slots=True)
+class GroupNetwork:
+    """Implements ``engine_api.Network`` over many ranks, each of which has a network of this role."""
+
+    role: str
+    learner: GroupLearner
+
+    def score(self, samples: Sequence[Sample], *, way: Way = "packed") -> list[FloatArray]:
+        if way == "wide":  # one rank holds the model in a wider type; the others send their parts of the weights
+            shares = [[*range(len(samples))], *([] for _ in self.learner.calls.nodes[1:])]
+        else:
+            shares = self.learner.share(samples)
+        jobs = self.learner.samples(shares, samples)
+        found: list[list[FloatArray]] = self.learner.calls.all("score", self.role, way, each=jobs)
+        return found[0] if way == "wide" else _merged(shares, found)
+
+    def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
+        samples = [row.sample for row in rows]
+        shares = self.learner.share(samples)
+        jobs = [
+            PackedRows(replace(rows[index], sample=sample) for index, sample in zip(share, own, strict=True))
+            for share, own in zip(shares, self.learner.samples(shares, samples), strict=True)
+        ]
+        results: list[UpdateResult] = self.learner.calls.all("update", self.role, each=jobs)
+        logprobs, entropies = ([getattr(each, name) for each in results] for name in ("logprobs", "entropies"))
+        peaks = [each.memory_bytes for each in results if each.memory_bytes is not None]
+        return replace(
+            results[0],
+            logprobs=_merged(shares, logprobs),
+            entropies=_merged(shares, entropies),
+            flops=sum(each.flops for each in results),
+            memory_bytes=max(peaks, default=None),
+        )
 
 
 def _merged(shares: Sequence[Sequence[int]], answers: Sequence[Sequence[FloatArray]]) -> list[FloatArray]:

@@ -56,6 +56,7 @@ def start_engine(spec: EngineSpec, *, progress: Callable[[str], object] = lambda
         spec.media,
         UnitCost(folder),
         ranks_together=config.sampler.ranks_together,
+        roles=spec.roles,
         shares_prefix=shares_prefix(config.learner, folder),
         facts=facts,
     )

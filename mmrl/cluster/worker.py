@@ -22,7 +22,7 @@ from mmrl.data.images import MediaStore
 from mmrl.engine import device
 from mmrl.engine.machine.interfaces import tell_interface
 from mmrl.engine.machine.preconditions import check_process
-from mmrl.engine_api import Learner, Polled, Sampler, SamplingRequest, UpdateResult
+from mmrl.engine_api import Learner, Polled, Sampler, SamplingRequest, UpdateResult, Way
 from mmrl.errors import DeviceBusyError, DeviceMemoryError, MMRLError, NumericsError, PluginError, ResourceError
 from mmrl.plugin_host import registry
 from mmrl.system import failpoints
@@ -205,25 +205,15 @@ class RankWorker:
         sampler: Sampler = self._owner
         sampler.drop()
 
-    def logprobs(self, samples: Sequence[Sample], packed: bool) -> list[FloatArray]:
+    def score(self, samples: Sequence[Sample], role: str, way: Way) -> list[FloatArray]:
         learner: Learner = self._owner
         with self._engine.span("logprob"):
-            return PackedArrays(learner.logprobs(samples, packed=packed))
+            return PackedArrays(learner.network(role).score(samples, way=way))
 
-    def reference_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        learner: Learner = self._owner
-        with self._engine.span("logprob"):
-            return PackedArrays(learner.reference_logprobs(samples))
-
-    def wide_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray] | None:
-        learner: Learner = self._owner
-        with self._engine.span("logprob"):
-            return learner.wide_logprobs(samples)
-
-    def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
+    def update(self, rows: Sequence[TrainingRow], role: str) -> UpdateResult:
         learner: Learner = self._owner
         with self._engine.span("update"):
-            result = learner.update(rows)
+            result = learner.network(role).update(rows)
         return replace(result, logprobs=PackedArrays(result.logprobs), entropies=PackedArrays(result.entropies))
 
     def save(self, folder: str) -> MMRLError | None:

@@ -32,6 +32,13 @@ class EngineSpec:
     checkpoint: Path | None = None
 
     @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles of the learner's networks; none without a learner."""
+        if self.algorithm is None:
+            return ()
+        return ("policy", "reference") if self.algorithm.needs().reference_logprobs else ("policy",)
+
+    @property
     def max_sequence_images(self) -> int:
         """Most images in one prompt and an episode's observations; vLLM reserves memory for them."""
         environment = self.config.environment

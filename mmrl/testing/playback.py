@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mmrl.engine_api import UpdateResult
+from mmrl.engine_api import Learner, UpdateResult, Way
 from mmrl.errors import contract_error, plugin_errors
 from mmrl.interfaces import Algorithm, Needs, served_needs
 from mmrl.plugin_host import registry
@@ -130,8 +131,8 @@ def play(
     )
 
 
-class _GivenLogprobs:
-    """Implements ``updater.UpdatedLearner``: an optimizer step that stops at the gradients of given log-probs.
+class _GivenLogprobs(Learner):
+    """Implements ``Learner`` and its policy: an optimizer step that stops at the gradients of given log-probs.
 
     Args:
         algorithm: Gives the loss.
@@ -155,12 +156,10 @@ class _GivenLogprobs:
         )
         self.weights, self.loss = np.zeros(len(arrays.logprobs)), 0.0
         self.metrics: Mapping[str, float] = {}
+        self.networks = {"policy": self}
 
-    def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
+    def score(self, samples: Sequence[Sample], *, way: Way = "packed") -> list[FloatArray]:
         return list(self._arrays.logprobs)
-
-    def reference_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        raise AssertionError("a batch has those that are needed")
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         """The step's loss and metrics, and the leaves' gradients; no weight moves."""
@@ -182,6 +181,9 @@ class _GivenLogprobs:
         self.metrics = reduce_partials(partials)
         logprobs, entropies = ([array[i] for i in places] for array in (self._arrays.logprobs, self._arrays.entropy))
         return UpdateResult(self.metrics, logprobs, entropies)
+
+    def save(self, folder: Path) -> None:
+        raise AssertionError("there are no weights")
 
     def gradient(self, leaf: torch.Tensor) -> FloatArray:
         """(B, T) gradient of the loss with respect to a leaf."""

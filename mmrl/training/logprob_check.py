@@ -179,14 +179,14 @@ def _chosen(samples: Sequence[Sample]) -> list[Sample]:
 def _computed(samples: Sequence[Sample], engine: Engine) -> _First:
     """Each computation takes the learner anew, so that what one keeps of images does not serve the other."""
     with engine.learning() as learner:
-        packed = learner.logprobs(samples)
+        packed = learner.network("policy").score(samples)
     with engine.learning() as learner:
-        single = learner.logprobs(samples, packed=False)
+        single = learner.network("policy").score(samples, way="single")
     lengths = np.cumsum([sample.num_tokens for sample in samples])
     few = samples[: max(int(np.searchsorted(lengths, WIDE_TOKENS, side="right")), 1)]
     with engine.learning() as learner:
-        wide = learner.wide_logprobs(few)
-    return _First(samples, packed, single, wide or ())
+        wide = learner.network("policy").score(few, way="wide")
+    return _First(samples, packed, single, wide)
 
 
 def _sampled(samples: Sequence[Sample]) -> list[FloatArray]:

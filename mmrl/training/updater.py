@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
 from mmrl.config.sections import Config
-from mmrl.engine_api import UpdateResult
+from mmrl.engine_api import Learner, Network, UpdateResult
 from mmrl.interfaces import Algorithm
 from mmrl.ops import metrics
 from mmrl.ops.objective import assign_credit, columns_before, loss_masks, training_rows
 from mmrl.ops.packing import offsets
 from mmrl.rollout.batch import batch_of, rollouts_of, weights_of
-from mmrl.token_columns import COLUMNS, TokenColumn
+from mmrl.token_columns import COLUMNS, POLICY, TokenColumn
 from mmrl.types import (
     Batch,
     Credit,
@@ -29,16 +29,6 @@ from mmrl.types import (
     ScoredGroup,
     TrainingRow,
 )
-
-
-class UpdatedLearner(Protocol):
-    """The part of ``Learner`` that is needed here."""
-
-    def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]: ...
-
-    def reference_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]: ...
-
-    def update(self, rows: Sequence[TrainingRow]) -> UpdateResult: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +111,7 @@ Learning = Generator[Update, None, StepResult]
 def learn(
     groups: Sequence[ScoredGroup],
     algorithm: Algorithm,
-    learner: UpdatedLearner,
+    learner: Learner,
     settings: LearnSettings,
     *,
     batch: Batch | None = None,
@@ -182,13 +172,10 @@ def finished(learning: Learning, note: Callable[[Update], None] = lambda update:
         learning.close()
 
 
-def _with_columns(
-    batch: Batch, samples: Sequence[Sample], columns: Sequence[TokenColumn], learner: UpdatedLearner
-) -> Batch:
+def _with_columns(batch: Batch, samples: Sequence[Sample], columns: Sequence[TokenColumn], learner: Learner) -> Batch:
     """The batch with those of a run's columns that networks compute before the step."""
-    of_role = {"policy": learner.logprobs, "reference": learner.reference_logprobs}
     found: dict[str, Any] = {
-        column.name: _of_each(samples, of_role[column.role])
+        column.name: _of_each(samples, learner.network(column.role))
         for column in columns
         if column.known == "before the step" and getattr(batch, column.name) is None
     }
@@ -202,7 +189,7 @@ def _optimizer_steps(
     samples: Sequence[Sample],
     batch: Batch,
     rows_of: Callable[[Sequence[int]], Mapping[int, TrainingRow]],
-    learner: UpdatedLearner,
+    learner: Learner,
     settings: LearnSettings,
 ) -> Generator[Update, None, _Results]:
     """Take the step's optimizer steps.
@@ -217,7 +204,7 @@ def _optimizer_steps(
     skipped, memory = 0, list[float]()
     for part in minibatches(batch.group_ids, settings.minibatches, settings.epochs, settings.seed):
         rows = rows_of(part)
-        result = learner.update(list(rows.values()))
+        result = learner.network(POLICY).update(list(rows.values()))
         memory += [] if result.memory_bytes is None else [float(result.memory_bytes)]
         if result.fault:
             skipped += 1
@@ -237,13 +224,12 @@ def _optimizer_steps(
     return means, logprobs, updates
 
 
-def _of_each(
-    samples: Sequence[Sample], logprobs: Callable[[Sequence[Sample]], Sequence[FloatArray]]
-) -> list[FloatArray]:
+def _of_each(samples: Sequence[Sample], network: Network) -> list[FloatArray]:
     """Each sample's log-probs; none of an episode without tokens, which failed in ``reset`` and cannot be packed."""
     places = [place for place, sample in enumerate(samples) if len(sample.token_ids)]
     found: list[FloatArray] = [np.zeros(0, np.float32)] * len(samples)
-    for place, values in zip(places, logprobs([samples[place] for place in places]) if places else (), strict=True):
+    scored = network.score([samples[place] for place in places]) if places else ()
+    for place, values in zip(places, scored, strict=True):
         found[place] = values
     return found
 

@@ -105,7 +105,7 @@ class Parcel:
 
 
 class ArrayEngine:
-    """Implements ``Engine`` and ``Learner`` on one rank: everything is random arrays."""
+    """Implements ``Engine``, ``Learner`` and every ``Network`` on one rank: everything is random arrays."""
 
     precision = "float32"
 
@@ -142,16 +142,17 @@ class ArrayEngine:
             rollouts.append(Rollout(request.prompt, (segment,), member, text, "length", self._updates))
         return RolloutGroup(request.prompt, tuple(rollouts))
 
-    def logprobs(self, samples: Sequence[Any], *, packed: bool = True) -> list[Any]:
-        return [sample.sampler_logprobs * np.float32(1 + 2**-22) for sample in samples]
+    def network(self, role: str) -> ArrayEngine:
+        return self
 
-    reference_logprobs = logprobs
+    def score(self, samples: Sequence[Any], *, way: str = "packed") -> list[Any]:
+        return [sample.sampler_logprobs * np.float32(1 + 2**-22) for sample in samples]
 
     def update(self, rows: Sequence[Any]) -> Any:
         from mmrl.engine_api import UpdateResult
 
         self._updates += 1
-        logprobs = self.logprobs([row.sample for row in rows])
+        logprobs = self.score([row.sample for row in rows])
         entropies = [self._rng.random(len(row.mask), np.float32) for row in rows]
         return UpdateResult({"loss/policy": 0.0, "policy/grad_norm": 1.0}, logprobs, entropies)
 
@@ -286,8 +287,8 @@ def watch_all(meter: Meter, *, with_records: bool) -> None:
     meter.time(Scorer, "submit", "scoring")
     meter.time(Scoring, "result", "scoring")
     meter.time(Collector, "batch", "assembly")
-    meter.time(GroupLearner, "_share", "packing plan")
-    meter.time(GroupLearner, "_samples", "shipping")
+    meter.time(GroupLearner, "share", "packing plan")
+    meter.time(GroupLearner, "samples", "shipping")
     meter.time(LogprobCheck, "check_step", "metrics")
     meter.time(Rollouts, "metrics", "metrics")
     meter.time(metrics, "advantage_metrics", "metrics")

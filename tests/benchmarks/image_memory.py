@@ -87,7 +87,7 @@ def write_rows(path: Path, num_rows: int) -> None:
 
 
 class HalfFakeEngine:
-    """Implements ``Engine`` and ``Learner`` on one rank, around a ``RankEngine`` that has no sampler."""
+    """Implements ``Engine``, ``Learner`` and its policy on one rank, around a ``RankEngine`` that has no sampler."""
 
     def __init__(self, engine: Any) -> None:
         self._engine, self._rng, self._updates = engine, np.random.default_rng(0), 0
@@ -116,7 +116,10 @@ class HalfFakeEngine:
             rollouts.append(Rollout(request.prompt, (segment,), member, "abc", "length", self._updates))
         return RolloutGroup(request.prompt, tuple(rollouts))
 
-    def logprobs(self, samples: Sequence[Any], *, packed: bool = True) -> list[Any]:
+    def network(self, role: str) -> HalfFakeEngine:
+        return self
+
+    def score(self, samples: Sequence[Any], *, way: str = "packed") -> list[Any]:
         return [sample.sampler_logprobs * np.float32(1 + 2**-22) for sample in samples]
 
     def update(self, rows: Sequence[Any]) -> Any:
@@ -125,9 +128,9 @@ class HalfFakeEngine:
         for indices in learner._plan(samples, learner._budget.tokens):
             learner._collate([samples[index] for index in indices])
         first = list(dict.fromkeys(sample.prompt.id for sample in samples))[:FEW]
-        result = learner.update([row for row in rows if row.sample.prompt.id in first])
+        result = learner.network("policy").update([row for row in rows if row.sample.prompt.id in first])
         entropies = [self._rng.random(len(row.mask), np.float32) for row in rows]
-        return replace(result, logprobs=self.logprobs(samples), entropies=entropies)
+        return replace(result, logprobs=self.score(samples), entropies=entropies)
 
     def save(self, folder: Path) -> None:
         self._engine._learner.save(folder)

@@ -82,12 +82,12 @@ def measure(folder: str, settings: dict[str, Any]) -> None:
         with engine.learning() as learner:
             for _ in range(2):
                 if settings.get("kl"):
-                    known = zip(rows, learner.reference_logprobs(samples), strict=True)
+                    known = zip(rows, learner.network("reference").score(samples), strict=True)
                     rows = [
                         replace(row, columns={**row.columns, "reference_logprobs": v}, constants={"kl_coef": 0.1})
                         for row, v in known
                     ]
-                learner.update(rows)
+                learner.network("policy").update(rows)
         after = psutil.Process().memory_info().rss
     print(json.dumps([after - before, used_memory_bytes("cpu") - before]))
 

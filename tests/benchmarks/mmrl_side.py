@@ -116,11 +116,11 @@ def updates(job: dict[str, Any], watch: Stopwatch, report: Report) -> None:
             memory: dict[str, int] = {}
             last = step == job["steps"]
             with engine.learning() as learner, peak_memory(memory) if last else nullcontext():
-                metrics = learner.update(rows).metrics
+                metrics = learner.network("policy").update(rows).metrics
             report(tokens=tokens, phases=watch.take(), memory=memory or None, grad_norm=metrics["policy/grad_norm"])
         if job["count"]:
             with engine.learning() as learner, Matmuls() as matmuls:
-                learner.update(rows)
+                learner.network("policy").update(rows)
             report(work=matmuls.flops, alone_s=matmuls.seconds_alone(), attention=matmuls.attention_flops)
 
 
@@ -180,7 +180,7 @@ def gate(job: dict[str, Any], report: Report) -> None:
             logprobs.append(theirs["logprobs"][row][written])
         rows = list(_rows(plan.algorithm, samples, advantages, job["group"], old).values())
         with engine.learning() as learner:
-            result = learner.update(rows)
+            result = learner.network("policy").update(rows)
         gaps = [np.abs(a - b).max() for a, b in zip(result.logprobs, logprobs, strict=True)]
         report(
             loss=[float(theirs["loss"]), result.metrics["loss/total"]],

@@ -73,7 +73,7 @@ class Lesson:
             TrainingRow(s, 1 / 8, s.mask, {"advantages": np.where(s.mask, i - 3.5, 0.0)}) for i, s in enumerate(samples)
         ]
         with self.engine.learning() as learner:
-            result = learner.update(rows)
+            result = learner.network("policy").update(rows)
         return float(sum(values.sum() for values in result.logprobs)), result.metrics["policy/grad_norm"]
 
     def hit(self, number: int) -> None:

@@ -40,7 +40,7 @@ class Update:
 
 
 def gap(learner: Any, rollouts: list[Rollout]) -> float:
-    own = learner.logprobs(rollouts)
+    own = learner.network("policy").score(rollouts)
     return max(float(np.abs(r.sampler_logprobs - values).max()) for r, values in zip(rollouts, own, strict=True))
 
 
@@ -68,7 +68,7 @@ def updated(bench: Callable[..., Any], ray_address: str) -> Callable[[str], Upda
             first = sample()
             with group.learning() as learner:
                 before = gap(learner, first)
-                learner.update(rows_of(setting))
+                learner.network("policy").update(rows_of(setting))
                 gradient, stale = gradients(group), gap(learner, first)
             second = sample()
             with group.learning() as learner:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,8 +33,16 @@ from mmrl.cluster.ranks import RankLocation
 from mmrl.cluster.worker import RankWorker
 from mmrl.data.images import ImageGrid, MediaStore
 from mmrl.engine.machine.full_device import out_of_memory
-from mmrl.engine_api import Finished, Polled, SamplingRequest, UpdateResult
-from mmrl.errors import DataError, DeviceMemoryError, NumericsError, PluginError, RankLostError, ResourceError
+from mmrl.engine_api import Finished, Learner, Polled, SamplingRequest, UpdateResult, Way
+from mmrl.errors import (
+    ConfigError,
+    DataError,
+    DeviceMemoryError,
+    NumericsError,
+    PluginError,
+    RankLostError,
+    ResourceError,
+)
 from mmrl.system.signals import Interruption, Stopped
 from mmrl.system.version import DISTRIBUTION, __version__
 from mmrl.types import EncodedPrompt, Prompt, Rollout, RolloutGroup, Sample, Segment, TrainingRow
@@ -68,10 +77,10 @@ class FakeWorker:
         rollouts = tuple(Rollout(request.prompt, (segment,), i, "", "stop", 7) for i in range(request.num_samples))
         return Polled([Finished(ticket, 0, 0, RolloutGroup(request.prompt, rollouts))]) if answer else None
 
-    def logprobs(self, samples: Sequence[Sample], packed: bool) -> list[Any]:
-        return [sample.token_ids * 10.0 + packed for sample in samples]
+    def score(self, samples: Sequence[Sample], role: str, way: Way) -> list[Any]:
+        return [sample.token_ids * 10.0 + (way == "packed") for sample in samples]
 
-    def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
+    def update(self, rows: Sequence[TrainingRow], role: str) -> UpdateResult:
         ids = [row.sample.token_ids for row in rows]
         values = [each * 1.0 for each in ids], [each * 2.0 for each in ids]
         return UpdateResult({"rank": float(self.rank)}, *values, flops=10**self.rank, memory_bytes=50 - self.rank)
@@ -185,14 +194,40 @@ def test_samples_of_a_prompt_stay_together_and_answers_keep_their_order(group_of
         [("a", 9), ("b", 1), ("a", 9), ("c", 5), ("b", 1), ("d", 30)])]  # fmt: skip
     fakes = FakeRanks(["x", "x", "x"])
     with group_of(fakes).learning() as learner:
-        values = learner.logprobs(samples, packed=False)
-        result = learner.update([TrainingRow(s, 1.0, s.mask, {"advantages": s.token_ids * 1.0}) for s in samples])
+        values = learner.network("policy").score(samples, way="single")
+        result = learner.network("policy").update(
+            [TrainingRow(s, 1.0, s.mask, {"advantages": s.token_ids * 1.0}) for s in samples]
+        )
     assert [int(v[0]) for v in values] == [0, 10, 20, 30, 40, 50]
     assert [int(v[0]) for v in result.logprobs] == [0, 1, 2, 3, 4, 5]
     assert result.metrics == {"rank": 0.0}
     assert (result.flops, result.memory_bytes) == (111, 50)  # of all ranks, and of the one that took most
-    shares = [[s.prompt.id for s in call[1]] for w in fakes.workers for call in w.calls if call[0] == "logprobs"]
+    shares = [[s.prompt.id for s in call[1]] for w in fakes.workers for call in w.calls if call[0] == "score"]
     assert sorted(map(sorted, shares)) == [["a", "a"], ["b", "b", "c"], ["d"]]
+
+
+class Knows(Learner):
+    def __init__(self, *roles: str) -> None:
+        self.networks = dict.fromkeys(roles, SimpleNamespace())
+
+
+@pytest.mark.parametrize("verb", ["score", "update"])
+def test_a_role_that_the_run_does_not_have_is_named_with_those_that_there_are(verb, group_of):
+    """By the driver before it asks a rank; by the ranks, if the driver believes in a role that they do not have."""
+    fakes = FakeRanks(["a", "a"])
+    group = group_of(fakes)
+    with group.learning() as learner, pytest.raises(ConfigError, match="'critic'") as caught:
+        getattr(learner.network("critic"), verb)([])
+    assert caught.value.possible == "policy" and set(fakes.methods(0)) <= {"enter", "leave"}
+    for fake in fakes.workers:
+        worker = RankWorker()
+        worker._engine, worker._owner = SimpleNamespace(span=nullcontext), Knows("policy", "reference")
+        setattr(fake, verb, getattr(worker, verb))
+    group.roles = ["policy", "critic"]
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match="'critic'") as caught, group.learning() as learner:
+        getattr(learner.network("critic"), verb)([])
+    assert caught.value.possible == "policy, reference" and time.monotonic() - began < 5
 
 
 def fail(error: Exception, after: float = 0.0) -> Callable[[], Any]:
@@ -207,7 +242,7 @@ def test_a_rank_that_raises_is_shown_while_the_others_wait_for_it(group_of):
     fakes = FakeRanks(["a", "a"], {0: {"update": lambda: time.sleep(9)}, 1: {"update": fail(NumericsError("not so"))}})
     group, start = group_of(fakes), time.monotonic()
     with pytest.raises(NumericsError, match="not so"), group.learning() as learner:
-        learner.update([])
+        learner.network("policy").update([])
     assert time.monotonic() - start < 6
     assert "leave" not in fakes.methods(0)  # it would wait for ever
 
@@ -225,7 +260,7 @@ def test_the_guards_report_explains_the_survivors_error_that_came_before_it(is_i
     fakes = FakeRanks(["a", "b"], {0: {"update": fail(CLOSED)}, **other})
     threading.Timer(0.5, lambda: fakes.lose(1)).start()
     with pytest.raises(DeadRankError, match="rank 1 is gone"), group_of(fakes).learning() as learner:
-        learner.update([])
+        learner.network("policy").update([])
     released.set()
 
 
@@ -250,7 +285,7 @@ def test_of_several_failures_the_cause_is_shown(faults, shown, group_of, monkeyp
         list(sampler.generate([request(0), request(1)]))
 
 
-@pytest.mark.parametrize("verb", ["start", "enter", "advance", "logprobs", "update", "save"])
+@pytest.mark.parametrize("verb", ["start", "enter", "advance", "score", "update", "save"])
 def test_a_full_device_of_one_rank_ends_a_call_though_the_others_wait_for_it(verb, group_of, monkeypatch, tmp_path):
     monkeypatch.setattr("mmrl.cluster.calls.CAUSE_S", 0.1)
     released = threading.Event()
@@ -266,7 +301,7 @@ def test_a_full_device_of_one_rank_ends_a_call_though_the_others_wait_for_it(ver
                 list(sampler.generate([request(0), request(1)]))
         else:
             with group.learning() as learner:
-                getattr(learner, verb)(tmp_path if verb == "save" else [])
+                learner.save(tmp_path) if verb == "save" else getattr(learner.network("policy"), verb)([])
 
     with pytest.raises(DeviceMemoryError, match="out of memory in learning: CUDA"):
         call()
@@ -319,8 +354,8 @@ def test_images_go_once_to_each_node_that_cannot_see_them(group_of, picture):
     refs = [group.media.add(picture(56, 56, seed)) for seed in range(3)]
     samples = [Sample(prompt(f"p{i}", images=[ref]), sample("", i).segments) for i, ref in enumerate(refs)]
     with group.learning() as learner:
-        learner.logprobs(samples)
-        learner.logprobs(samples)
+        learner.network("policy").score(samples)
+        learner.network("policy").score(samples)
     sent = [name for call in fakes.workers[1].calls if call[0] == "receive_images" for name in call[1]]
     assert len(sent) == len(set(sent)) == 2 and set(sent) < {ref.hash for ref in refs}
     assert all("receive_images" not in fakes.methods(rank) for rank in (0, 2))
@@ -572,13 +607,13 @@ def test_an_abandoned_group_raises_at_once_in_what_it_does(group_of):
 
     threading.Timer(0.5, give_up).start()
     with pytest.raises(ResourceError) as caught, group.learning() as learner:
-        learner.update([])
+        learner.network("policy").update([])
     ((waiting, stopped, moment),) = seen
     assert caught.value is error and stopped and time.monotonic() - moment < 1
     assert waiting == {0: "update", 2: "update"} and group.waiting() == {}
     assert error.where == "no answer from rank 0 on host-a (`update`), rank 2 on host-a (`update`)"
     with pytest.raises(ResourceError, match="too long"):
-        group.ask(1, "logprobs", [], False)
+        group.ask(1, "score", [], "policy", "packed")
     group.close()
     assert group.failed and not fakes.waited  # what hangs is not waited for
     released.set()  # answers that come now are nobody's
@@ -612,7 +647,7 @@ def test_a_signal_leaves_no_rank_behind(method, place, group_of):
     group = group_of(fakes)
     with Interruption() as interruption:
         with pytest.raises(Stopped), group.sampling() if method == "submit" else group.learning() as owner:
-            list(owner.generate([])) if method == "submit" else owner.update([])
+            list(owner.generate([])) if method == "submit" else owner.network("policy").update([])
         with interruption.deferred(), group.learning():
             pass
     first, second = fakes.methods(0), fakes.methods(1)
@@ -647,7 +682,7 @@ def test_the_end_of_an_idle_rank_stops_the_others(group_of):
     group = group_of(fakes)
     threading.Timer(0.5, lambda: fakes.lose(1)).start()
     with pytest.raises(RankLostError, match="rank 1 is gone") as caught, group.learning() as learner:
-        learner.update([])
+        learner.network("policy").update([])
     assert caught.value.where == "host-b, while it had nothing to do"
     released.set()
 
@@ -657,7 +692,7 @@ def test_memory_that_ran_out_is_named_with_the_settings_that_lower_it(words, gro
     fakes = FakeRanks(["a", "a"], {1: {"update": fail(DeadRankError(1, "host-a", "update", "End of file."))}})
     fakes.words = words
     with pytest.raises(RankLostError) as caught, group_of(fakes).learning() as learner:
-        learner.update([])
+        learner.network("policy").update([])
     assert caught.value.what == "rank 1 is gone: End of file." + bool(words) * f"; {words}"
     assert caught.value.where == "host-a, while it did `update`"
     assert ("learner.zero_stage" in caught.value.remedy) == bool(words)

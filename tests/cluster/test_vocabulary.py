@@ -90,8 +90,8 @@ def test_long_rows_have_plain_autograds_gradient(large, bench, plain, ray_addres
     group = start_engine(EngineSpec(config, setting.folder, setting.media, grpo, 0, with_sampler=False))
     try:
         with group.learning() as learner:
-            logprobs = learner.logprobs(samples)
-            result = learner.update(list(rows.values()))
+            logprobs = learner.network("policy").score(samples)
+            result = learner.network("policy").update(list(rows.values()))
             ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
             found, _ = ray.get([actor.__ray_call__.remote(gradients) for actor in group._ranks._actors])
     finally:

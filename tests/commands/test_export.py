@@ -54,7 +54,7 @@ def run(start: Callable[..., Any], vision: Any, tmp_path_factory: pytest.TempPat
 
             Checkpoints(folder / "checkpoints").write(step, fill)
             for _ in range(2):
-                learner.update(list(rows))
+                learner.network("policy").update(list(rows))
     (folder / "checkpoints" / "best").symlink_to("step-000000")
     return folder
 

@@ -121,7 +121,7 @@ def learned(model: Path, folder: Path, ranks: int, rank: int) -> dict[str, dict[
         rows = training_rows(made, masks, {"advantages": advantages}, order, Aggregation("token-mean"), order.tolist())
         own = [row for number, row in rows.items() if ranks == 1 or (number in of_rank_1) == bool(rank)]
         with engine.learning() as learner:
-            metrics[name] = dict(learner.update(own).metrics)
+            metrics[name] = dict(learner.network("policy").update(own).metrics)
             named = dict(learner.policy.model.named_parameters())
             state = learner._engine.optimizer.state
             gradients = {

@@ -194,8 +194,8 @@ def test_the_gradient_is_the_chain_rules_of_the_merged_weights(family, adapted, 
             adapter.factors["lora_B.weight"].data.normal_(0, 0.1, generator=generator)
         # Adapters that were switched off for the reference must have their gradient all the same.
         samples = [row.sample for row in rows]
-        known = zip(rows, learner.reference_logprobs(samples), strict=True)
-        learner.update(
+        known = zip(rows, learner.network("reference").score(samples), strict=True)
+        learner.network("policy").update(
             [
                 replace(row, columns={**row.columns, "reference_logprobs": values}, constants={"kl_coef": 0.0})
                 for row, values in known
@@ -233,14 +233,14 @@ def test_a_sampler_gets_the_merged_weights_after_an_update(family, adapted, benc
     requests = [SamplingRequest(prompt, 2, 0.8, 16, seed) for seed, prompt in enumerate(setting.prompts)]
     with rank.learning() as learner:
         before = merged(learner)
-        learner.update(rows_of(setting))
+        learner.network("policy").update(rows_of(setting))
         after = merged(learner)
         names = {f"{adapter.name}.weight" for adapter in learner.policy.adapted}
     assert names == {name for name in before if not torch.equal(before[name], after[name])} != set()
     with rank.sampling() as sampler:
         rollouts = [rollout for _, group in sampler.generate(requests) for rollout in group.rollouts]
     with rank.learning() as learner:
-        own = np.concatenate(learner.logprobs(rollouts))
+        own = np.concatenate(learner.network("policy").score(rollouts))
     reference = plain_with(plain, setting.folder.path, after)
     single = torch.cat([reference.logprobs(rollout, setting.media).detach() for rollout in rollouts])
     np.testing.assert_allclose(np.concatenate([rollout.sampler_logprobs for rollout in rollouts]), own, atol=1e-4)
@@ -252,16 +252,20 @@ def test_only_adapters_move_and_merged_weights_are_the_policy(stage, adapted, ro
     samples = [row.sample for row in rows]
     with adapted(stage, algorithm={"kl": {"coef": 0.1}}).learning() as learner:
         before = merged(learner)
-        first = learner.reference_logprobs(samples)
+        first = learner.network("reference").score(samples)
         for _ in range(2):
-            known = zip(rows, learner.reference_logprobs(samples), strict=True)
-            learner.update(
+            known = zip(rows, learner.network("reference").score(samples), strict=True)
+            learner.network("policy").update(
                 [
                     replace(row, columns={**row.columns, "reference_logprobs": v}, constants={"kl_coef": 0.1})
                     for row, v in known
                 ]
             )
-        after, current, reference = merged(learner), learner.logprobs(samples), learner.reference_logprobs(samples)
+        after, current, reference = (
+            merged(learner),
+            learner.network("policy").score(samples),
+            learner.network("reference").score(samples),
+        )
         names = {f"{adapter.name}.weight" for adapter in learner.policy.adapted}
     assert {name for name in before if not torch.equal(before[name], after[name])} == names
     np.testing.assert_array_equal(np.concatenate(first), np.concatenate(reference))  # no update moves the reference
@@ -284,7 +288,7 @@ def test_only_adapters_move_and_merged_weights_are_the_policy(stage, adapted, ro
 )
 def test_a_checkpoint_holds_the_adapters_alone_and_goes_on_bit_for_bit(stage, dtype, adapted, rows, tmp_path):
     def step(learner: Any) -> Any:
-        result = learner.update(rows)
+        result = learner.network("policy").update(rows)
         return result.metrics, np.concatenate(result.logprobs).tobytes()
 
     with adapted(stage, dtype=dtype).learning() as learner:
@@ -308,9 +312,9 @@ def test_an_adapter_folder_loads_in_peft_and_transformers_and_merges(adapted, ro
 
     samples = [row.sample for row in rows]
     with adapted().learning() as learner:
-        learner.update(rows)
+        learner.network("policy").update(rows)
         learner.save(tmp_path)
-        expected, weights = np.concatenate(learner.logprobs(samples)), merged(learner)
+        expected, weights = np.concatenate(learner.network("policy").score(samples)), merged(learner)
     folder = tmp_path / "model"
     auto = transformers.AutoModelForImageTextToText
     of_peft = peft.PeftModel.from_pretrained(auto.from_pretrained(vision.folder.path, dtype=torch.float32), folder)

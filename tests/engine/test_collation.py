@@ -63,6 +63,6 @@ def test_a_learner_announces_images_in_the_order_in_which_it_reads_them(engine, 
     monkeypatch.setattr(ImageInputs, "announce", lambda self, refs: told.extend(refs))
     monkeypatch.setattr(ImageInputs, "__call__", lambda self, ref: used.append(ref) or call(self, ref))
     with engine.learning() as learner:
-        learner.logprobs(vision.samples([4, 7, 5, 3, 2, 6]))
+        learner.network("policy").score(vision.samples([4, 7, 5, 3, 2, 6]))
     names = [[*dict.fromkeys(ref.hash for ref in refs if ref is not BLANK)] for refs in (told, used)]
     assert names[0] == names[1] and len(names[0]) > 1

@@ -48,7 +48,7 @@ def test_an_update_counts_what_torch_counts_and_causal_attention(model, budget, 
     with engine.learning() as learner:
         learner._engine.module.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
         with FlopCounterMode(display=False) as counter:
-            result = learner.update(rows)
+            result = learner.network("policy").update(rows)
     shape = model_shape(vision.folder.config)
     freeze = model.get("freeze", ())
     training = Training(freeze)
@@ -87,7 +87,7 @@ def test_an_update_counts_what_torch_counts_and_causal_attention(model, budget, 
 
 def test_a_cpu_tells_no_memory_of_an_update(start, vision):
     with start(learner={"zero_stage": 1}).learning() as learner:
-        assert learner.update(update_rows(vision)).memory_bytes is None
+        assert learner.network("policy").update(update_rows(vision)).memory_bytes is None
 
 
 def test_a_gpus_peak_is_that_of_the_block_alone(monkeypatch):

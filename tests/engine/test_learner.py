@@ -24,6 +24,7 @@ from mmrl.errors import ConfigError
 from mmrl.interfaces import Aggregation, AggregationMode, Algorithm, Needs
 from mmrl.ops.objective import training_rows
 from mmrl.ops.packing import Item, plan_microbatches, units_of
+from mmrl.plugin_host import registry
 from mmrl.system.freed_memory import FreedMemory
 from mmrl.types import TokenLoss, TrainingRow
 from mmrl_algorithms.grpo import GRPO
@@ -155,7 +156,7 @@ def exposed(request, start, rows) -> Any:
 )
 def test_a_steps_gradient_is_plain_autograds_for_any_number_of_microbatches(mode, exposed, rows, row_gradients, case):
     constant = 32.0 if mode == "seq-mean-token-sum-norm" else None
-    result = exposed.update(rows(mode, constant))
+    result = exposed.network("policy").update(rows(mode, constant))
     expected = weighted(row_gradients, expected_weights(mode, case.tokens))
     found = first_moment(exposed)
     assert found.keys() == expected.keys()
@@ -165,7 +166,7 @@ def test_a_steps_gradient_is_plain_autograds_for_any_number_of_microbatches(mode
 
 
 def test_the_loss_and_the_logprobs_do_not_depend_on_microbatches(exposed, rows, vision, plain, case):
-    result = exposed.update(rows())
+    result = exposed.network("policy").update(rows())
     reference = plain(vision.folder.path)
     single = [reference.logprobs(row.sample, vision.media).detach().numpy() for row in rows()]
     np.testing.assert_allclose(np.concatenate(result.logprobs), np.concatenate(single), atol=1e-5)
@@ -175,9 +176,9 @@ def test_the_loss_and_the_logprobs_do_not_depend_on_microbatches(exposed, rows, 
 
 
 def test_a_step_on_text_alone_has_no_gradient_left_from_images(exposed, rows, row_gradients, case):
-    exposed.update(rows())
+    exposed.network("policy").update(rows())
     text = [row for row in rows() if row.sample.prompt.id == "text"]
-    result = exposed.update(text)
+    result = exposed.network("policy").update(text)
     weights = [1 / sum(case.tokens) if index in (0, 6) else 0 for index in range(7)]
     expected, found = weighted(row_gradients, weights), first_moment(exposed)
     assert len(text) == 2
@@ -191,7 +192,7 @@ def test_the_reported_norm_is_the_gradients_before_clipping(stage, dtype, start,
     true = norm(weighted(row_gradients, expected_weights("token-mean", case.tokens)))
     settings = {"zero_stage": stage, "max_grad_norm": 0.01, "lr": STILL, "deepspeed": EXPOSED}
     with start(learner=settings, model={"dtype": dtype}).learning() as learner:
-        result = learner.update(rows())
+        result = learner.network("policy").update(rows())
         assert result.metrics["policy/grad_norm"] == pytest.approx(true, rel=1e-5 if dtype == "float32" else 0.05)
         if dtype == "float32":
             assert norm(first_moment(learner)) == pytest.approx(0.01, rel=1e-3)
@@ -202,7 +203,7 @@ def test_frozen_parts_stay_and_the_others_move(stage, freeze, start, rows, visio
     engine = start(learner={"zero_stage": stage, "lr": 1e-2}, model={"freeze": freeze})
     with engine.learning() as learner:
         before = {name: weight.clone() for name, weight in learner.policy.named_weights(torch.float32)}
-        learner.update(rows())
+        learner.network("policy").update(rows())
         after = dict(learner.policy.named_weights(torch.float32))
         moved = {name for name in before if not torch.equal(before[name], after[name])}
     part_of = vision.folder.family.part_of
@@ -212,7 +213,7 @@ def test_frozen_parts_stay_and_the_others_move(stage, freeze, start, rows, visio
 
 def test_a_step_without_rows_changes_nothing(exposed):
     version = exposed.weight_version
-    result = exposed.update([])
+    result = exposed.network("policy").update([])
     assert exposed.weight_version == version
     assert result.metrics == {"lr": STILL} and result.logprobs == []
 
@@ -237,7 +238,7 @@ def test_a_sum_of_many_gradients_in_bfloat16_is_told_of_once(start, rows, monkey
     monkeypatch.setattr(learner_settings, "LOSSY_SUM", 2)
     settings = {"learner": {"zero_stage": 1, "tokens_per_microbatch": 70}, "model": {"dtype": "bfloat16"}}
     with start(**settings).learning() as learner:
-        first, second = learner.update(rows()), learner.update(rows())
+        first, second = learner.network("policy").update(rows()), learner.network("policy").update(rows())
     number = int(first.metrics["perf/microbatches"])
     assert first.notice.startswith(f"DeepSpeed sums the gradients of {number} micro-batches in bfloat16 at ZeRO 1")
     assert number >= 2 and not second.notice
@@ -248,21 +249,21 @@ def test_a_sum_of_many_gradients_in_bfloat16_is_told_of_once(start, rows, monkey
 def test_what_is_not_finite_takes_no_step_and_leaves_no_trace(stage, dtype, start, rows, monkeypatch):
     settings = {"learner": {"zero_stage": stage, "tokens_per_microbatch": 70}, "model": {"dtype": dtype}}
     with start(**settings).learning() as learner:
-        expected = [told(learner.update(rows())) for _ in range(2)]
+        expected = [told(learner.network("policy").update(rows())) for _ in range(2)]
     with start(**settings).learning() as learner:
         broken = rows()
         broken[2].advantages[:] = np.inf
-        first = learner.update(broken)
+        first = learner.network("policy").update(broken)
         assert first.fault.startswith("the loss is not finite: prompt ids ") and "two" in first.fault
-        found = [told(learner.update(rows()))]
+        found = [told(learner.network("policy").update(rows()))]
         with monkeypatch.context() as patch:
             patch.setattr(learner, "_algorithm", Vertical({}))
-            second = learner.update(rows())
+            second = learner.network("policy").update(rows())
         assert second.fault == "the gradient's norm is " + ("nan" if stage == 0 else "inf")
         for result in (first, second):
             assert result.metrics["lr"] and all(np.isfinite(value) for value in result.metrics.values())
         assert learner.weight_version == 1
-        assert [*found, told(learner.update(rows()))] == expected  # as if there had been neither
+        assert [*found, told(learner.network("policy").update(rows()))] == expected  # as if there had been neither
         assert learner.weight_version == 2
 
 
@@ -281,7 +282,7 @@ def count_images(module: torch.nn.Module) -> list[int]:
 def test_each_image_goes_through_a_trained_tower_once_per_row(stage, start, rows):
     with start(learner={"zero_stage": stage}).learning() as learner:
         passes = count_images(learner.policy)
-        learner.update(rows())
+        learner.network("policy").update(rows())
         assert passes == [3]  # prompts of no, one and two images, with 3, 2 and 2 completions
 
 
@@ -294,14 +295,14 @@ def test_a_frozen_tower_sees_each_image_once_a_step(stage, start, rows, case, mo
         with engine.learning() as learner:
             passes = count_images(learner.policy)
             reference = count_images(learner._reference.policy)
-            known = learner.logprobs(case.samples), learner.reference_logprobs(case.samples)
+            known = learner.network("policy").score(case.samples), learner.network("reference").score(case.samples)
             weighted = [replace(row, constants={"kl_coef": 0.1}) for row in rows()]
             reference_of = {id(sample): values for sample, values in zip(case.samples, known[1], strict=True)}
             weighted = [
                 replace(row, columns={**row.columns, "reference_logprobs": reference_of[id(row.sample)]})
                 for row in weighted
             ]
-            results = [learner.update(weighted) for _ in range(2)]
+            results = [learner.network("policy").update(weighted) for _ in range(2)]
             found = [*known[0], *known[1], *(values for result in results for values in result.logprobs)]
         return passes + reference, [*found, *(result.metrics["policy/grad_norm"] for result in results)]
 
@@ -333,8 +334,8 @@ def test_two_ranks_keep_features_of_different_images_in_step(room, vision, ray_a
         for actor in group._ranks._actors:
             ray.get(actor.__ray_call__.remote(partial(_limit_features, room=room)))
         with group.learning() as learner:
-            before = learner.logprobs(case.samples)
-            result = learner.update(rows())
+            before = learner.network("policy").score(case.samples)
+            result = learner.network("policy").update(rows())
             found = gradients(group)
     finally:
         group.close()
@@ -382,7 +383,7 @@ def test_the_gradient_of_an_entropy_bonus_is_plain_autograds(stage, start, rows,
     settings = {"zero_stage": stage, "max_grad_norm": 1e9, "lr": STILL, "deepspeed": EXPOSED}
     settings["tokens_per_microbatch"] = 70
     with start(algorithm=EntropyBonus({}), learner=settings).learning() as learner:
-        result = learner.update(rows())
+        result = learner.network("policy").update(rows())
         found = first_moment(learner)
     assert norm({name: found[name] - expected[name] for name in expected}) < 1e-5 * norm(expected)
     assert result.metrics["policy/entropy"] == pytest.approx(mean.item(), rel=1e-5)
@@ -398,22 +399,25 @@ def test_a_setting_that_deepspeed_does_not_take_is_told(start):
 def test_the_learning_rate_follows_its_schedule(start, rows):
     settings = {"lr": 1e-4, "warmup_steps": 2, "schedule": "linear"}
     with start(learner=settings, trainer={"steps": 4}).learning() as learner:
-        rates = [learner.update(rows()[:1]).metrics["lr"] for _ in range(4)]
+        rates = [learner.network("policy").update(rows()[:1]).metrics["lr"] for _ in range(4)]
         assert learner.weight_version == 4
     np.testing.assert_allclose(rates, [0.5e-4, 1e-4, 1e-4, 0.5e-4])
 
 
 def test_the_reference_stays_the_initial_policy(start, rows, vision, plain, case):
     with start(algorithm={"kl": {"coef": 0.1}}, learner={"lr": 1e-2}).learning() as learner:
-        before = learner.reference_logprobs([row.sample for row in rows()])
+        before = learner.network("reference").score([row.sample for row in rows()])
         known = zip(rows(), before, strict=True)
-        learner.update(
+        learner.network("policy").update(
             [
                 replace(row, columns={**row.columns, "reference_logprobs": v}, constants={"kl_coef": 0.1})
                 for row, v in known
             ]
         )
-        reference, current = learner.reference_logprobs(case.samples), learner.logprobs(case.samples)
+        reference, current = (
+            learner.network("reference").score(case.samples),
+            learner.network("policy").score(case.samples),
+        )
     initial = plain(vision.folder.path)
     single = [initial.logprobs(sample, vision.media).detach() for sample in case.samples]
     np.testing.assert_allclose(np.concatenate(reference), torch.cat(single), atol=1e-5)
@@ -429,9 +433,9 @@ def test_logprobs_one_by_one_are_a_forward_each(exposed, case, monkeypatch):
         return collate(self, part, *known)
 
     monkeypatch.setattr(Collator, "__call__", count)
-    single = exposed.logprobs(case.samples, packed=False)
+    single = exposed.network("policy").score(case.samples, way="single")
     assert rows_of_a_forward == [1] * len(case.samples)
-    packed = exposed.logprobs(case.samples)
+    packed = exposed.network("policy").score(case.samples)
     np.testing.assert_allclose(np.concatenate(single), np.concatenate(packed), atol=1e-5)
     assert [len(values) for values in packed] == list(LENGTHS)
 
@@ -487,10 +491,12 @@ def test_ranks_with_different_numbers_of_head_chunks_find_the_gradient_of_one(ma
     weights, text = expected_weights("token-mean", case.tokens), {"text", "one"}
     with group.learning() as learner:
         ray.get([actor.__ray_call__.remote(_limit_chunks) for actor in group._ranks._actors])
-        np.testing.assert_allclose(np.concatenate(learner.logprobs(case.samples)), np.concatenate(single), atol=1e-5)
+        np.testing.assert_allclose(
+            np.concatenate(learner.network("policy").score(case.samples)), np.concatenate(single), atol=1e-5
+        )
         for prompts in ({*text, "two"}, text):
             rows = [row for row in rows_of(case)() if row.sample.prompt.id in prompts]
-            result, found = learner.update(rows), gradients(group)
+            result, found = learner.network("policy").update(rows), gradients(group)
             present = [w * (s.prompt.id in prompts) for w, s in zip(weights, case.samples, strict=True)]
             expected = weighted(gradients_of_rows, present)
             assert found.keys() == expected.keys()
@@ -510,7 +516,7 @@ def two_ranks(request, vision, ray_address) -> Iterator[Any]:
     algorithm = {"name": "grpo", "kl": {"coef": 0.1, "where": "reward"}}
     cluster = {"name": "ray", "ranks": 2, "address": ray_address}
     config = vision.config(learner=learner, cluster=cluster, algorithm=algorithm)
-    grpo = GRPO(GRPO.Config())
+    grpo = registry.create("algorithm", config.algorithm)
     group = start_engine(EngineSpec(config, vision.folder, vision.media, grpo, 2, with_sampler=False))
     if request.param == 3:
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -529,10 +535,12 @@ def test_two_ranks_find_the_gradient_of_one(two_ranks, mode, prompts, rows, row_
     present = [sample.prompt.id in prompts for sample in case.samples]
     weights = [w * p for w, p in zip(expected_weights(mode, case.tokens), present, strict=True)]
     with two_ranks.learning() as learner:
-        result = learner.update(part)
+        result = learner.network("policy").update(part)
         found = gradients(two_ranks)
         np.testing.assert_allclose(
-            np.concatenate(result.logprobs), np.concatenate(learner.logprobs([row.sample for row in part])), atol=1e-6
+            np.concatenate(result.logprobs),
+            np.concatenate(learner.network("policy").score([row.sample for row in part])),
+            atol=1e-6,
         )
     expected = weighted(row_gradients, weights)
     assert norm({name: found[name] - expected[name] for name in expected}) < 1e-5 * norm(expected)
@@ -551,8 +559,8 @@ def test_messages_too_large_to_travel_in_rays_calls_arrive_whole(two_ranks, visi
     sizes = [len(ray.cloudpickle.dumps(part)) for part in (samples[::3], samples[1::3] + samples[2::3])]
     assert min(sizes) > 110_000 and 4 * 1100 * 24 > 105_000
     with two_ranks.learning() as learner:
-        whole = learner.logprobs(samples)
-        parts = [learner.logprobs(samples[start : start + 3]) for start in (0, 69)]
+        whole = learner.network("policy").score(samples)
+        parts = [learner.network("policy").score(samples[start : start + 3]) for start in (0, 69)]
     assert [len(values) for values in whole] == [len(sample.mask) for sample in samples]
     for start, part in zip((0, 69), parts, strict=True):
         for one, other in zip(whole[start : start + 3], part, strict=True):
@@ -562,7 +570,7 @@ def test_messages_too_large_to_travel_in_rays_calls_arrive_whole(two_ranks, visi
 @pytest.mark.full
 def test_ranks_share_out_whole_groups(two_ranks, case):
     with two_ranks.learning() as learner:
-        shares = learner._share(case.samples)
+        shares = learner.share(case.samples)
     prompts = [{case.samples[index].prompt.id for index in share} for share in shares]
     assert sorted(index for share in shares for index in share) == list(range(7))
     assert not prompts[0] & prompts[1] and all(prompts)
@@ -574,8 +582,8 @@ def test_two_ranks_score_as_one_with_a_reference_that_is_sharded_at_zero_3(two_r
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     with two_ranks.learning() as learner:
-        found = [*learner.logprobs(case.samples), *learner.reference_logprobs(case.samples)]
-        wide = learner.wide_logprobs(case.samples)
+        found = [*learner.network("policy").score(case.samples), *learner.network("reference").score(case.samples)]
+        wide = learner.network("policy").score(case.samples, way="wide")
         held = [ray.get(actor.__ray_call__.remote(reference_bytes)) for actor in two_ranks._ranks._actors]
     alone = plain(vision.folder.path)
     single = [alone.logprobs(sample, vision.media).detach().numpy() for sample in case.samples]
@@ -597,7 +605,7 @@ def reference_bytes(worker: Any) -> tuple[int, int]:
 def test_nothing_keeps_a_learner_that_was_released(stage, start, rows):
     engine = start(learner={"zero_stage": stage})
     with engine.learning() as learner:
-        learner.update(rows())
+        learner.network("policy").update(rows())
         kept = weakref.ref(learner.policy)
         learner.release()
     del engine, learner

@@ -75,7 +75,7 @@ def test_a_steps_gradient_is_plain_autograds(stage, budget, model, start, case, 
     settings = {"zero_stage": stage, "max_grad_norm": 1e9, "lr": STILL, "deepspeed": EXPOSED}
     with start(learner={**settings, "tokens_per_microbatch": budget}, model=model).learning() as learner:
         passes = count_images(learner.policy)
-        result = learner.update(rows_of(case)())
+        result = learner.network("policy").update(rows_of(case)())
         found = first_moment(learner)
     assert error(found, expected[1]) < 1e-5
     assert result.metrics["policy/grad_norm"] == pytest.approx(norm(found), rel=1e-5)
@@ -99,7 +99,10 @@ def test_a_frozen_tower_sees_each_image_of_an_observation_once_a_step(stage, sta
         monkeypatch.setitem(FEATURE_BYTES, "cpu", room)
         with engine.learning() as learner:
             passes = count_images(learner.policy)
-            before, reference = learner.logprobs(case.samples), learner.reference_logprobs(case.samples)
+            before, reference = (
+                learner.network("policy").score(case.samples),
+                learner.network("reference").score(case.samples),
+            )
             known = {id(sample): values for sample, values in zip(case.samples, reference, strict=True)}
             rows = [
                 replace(
@@ -109,7 +112,7 @@ def test_a_frozen_tower_sees_each_image_of_an_observation_once_a_step(stage, sta
                 )
                 for row in rows_of(case)()
             ]
-            learner.update(rows)
+            learner.network("policy").update(rows)
             found = first_moment(learner)
         assert not any(".visual." in name for name in found) and error(found, expected[1]) < 1e-5
         for values in (before, reference):

@@ -91,7 +91,7 @@ def assert_same(one: Shot, other: Shot) -> None:
 
 def take_steps(learner: Any, rows: list[TrainingRow], count: int) -> list[Any]:
     """What updates tell, bit by bit."""
-    results = [learner.update(rows) for _ in range(count)]
+    results = [learner.network("policy").update(rows) for _ in range(count)]
     return [(r.metrics, np.concatenate(r.logprobs).tobytes()) for r in results]
 
 
@@ -195,7 +195,7 @@ def run_rank(rank: int, port: int, jobs: list[Job], folder: str, media: Any, row
         spec = EngineSpec(job.config, model, media, algorithm, 2, with_sampler=False, checkpoint=job.checkpoint)
         with RankEngine(spec, "cpu").learning() as learner:
             drawn, built = random.random(), shot(learner)
-            fault = learner.update(worse).fault if job.breaks else ""
+            fault = learner.network("policy").update(worse).fault if job.breaks else ""
             take_steps(learner, own, job.steps[0])
             learner.save(job.saves)
             middle, updates = shot(learner), take_steps(learner, own, job.steps[1])
@@ -443,7 +443,7 @@ def test_out_of_memory_halves_the_microbatches_once_with_the_same_gradient(stage
         end = shot(learner)
     with start(learner=settings).learning() as learner:
         handle = run_out(learner, 1)
-        result = learner.update(rows)
+        result = learner.network("policy").update(rows)
         handle.remove()
         assert "learner.tokens_per_microbatch is 100 from now on" in result.notice
         assert result.metrics == expected[0][0]
@@ -451,7 +451,7 @@ def test_out_of_memory_halves_the_microbatches_once_with_the_same_gradient(stage
         assert_same(shot(learner), end)
         handle = run_out(learner, 9)
         with pytest.raises(ResourceError, match="out of memory in the update: CUDA") as caught:
-            learner.update(rows)
+            learner.network("policy").update(rows)
         handle.remove()
         for key in ("tokens_per_microbatch", "gradient_checkpointing", "gpu_memory_utilization", "zero_stage"):
             assert key in caught.value.remedy
@@ -469,7 +469,7 @@ def test_out_of_memory_with_one_long_sample_is_an_error_at_once(start, rows):
     with start(learner=LEARNER | {"zero_stage": 0, "tokens_per_microbatch": budget}).learning() as learner:
         learner.policy.register_forward_hook(fail)
         with pytest.raises(ResourceError, match="can't allocate memory"):
-            learner.update([longest])
+            learner.network("policy").update([longest])
     assert len(passes) == 1
 
 
@@ -479,7 +479,7 @@ def test_out_of_memory_in_a_forward_phase_halves_the_microbatches_once_with_the_
     settings = LEARNER | {"zero_stage": stage, "share_prefix": "off"}
     kl = {"kl": {"coef": 0.1}} if phase == "reference log-probs" else {}
     with start(algorithm=kl, learner=settings).learning() as learner:
-        compute = learner.logprobs if phase == "log-probs" else learner.reference_logprobs
+        compute = learner.network("policy" if phase == "log-probs" else "reference").score
         expected, passes = compute(samples), []
         policy = learner.policy if phase == "log-probs" else learner._reference.policy
         layer = policy.model.base_model.language_model.layers[0]
@@ -495,7 +495,7 @@ def test_out_of_memory_in_a_forward_phase_halves_the_microbatches_once_with_the_
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(one, other, atol=1e-6)
         # These rows lack the reference's log-probs, with which an update would go on.
-        notice = learner._budget.take_notice() if kl else learner.update(rows).notice
+        notice = learner._budget.take_notice() if kl else learner.network("policy").update(rows).notice
         assert notice.startswith(f"out of memory in {phase} (CUDA") and "is 100 from now on" in notice
         assert learner._budget.take_notice() == ""
         passes.clear()
@@ -513,14 +513,14 @@ def test_out_of_memory_where_no_microbatch_is_smaller_is_an_error_with_the_phase
     with start(learner=LEARNER | {"zero_stage": 0}).learning() as learner:
         handle = learner.policy.register_forward_hook(fail)
         with pytest.raises(DeviceMemoryError, match=r"in log-probs: CUDA error: CUBLAS"):
-            learner.logprobs(samples, packed=False)
+            learner.network("policy").score(samples, way="single")
         handle.remove()
         monkeypatch.setattr("mmrl.engine.network.plain_model.copy_weights", fail)
         with pytest.raises(DeviceMemoryError, match="in the log-probs in a wider type: CUDA") as caught:
-            learner.wide_logprobs(samples[:1])
+            learner.network("policy").score(samples[:1], way="wide")
         assert not caught.value.microbatches_help
         monkeypatch.setattr("mmrl.engine.network.plain_model.empty_model", fail)
-        assert learner.wide_logprobs(samples[:1]) is None
+        assert learner.network("policy").score(samples[:1], way="wide") == []
         monkeypatch.setattr("mmrl.engine.learner.learner.save_model", fail)
         with pytest.raises(DeviceMemoryError, match="in the checkpoint: CUDA"):
             learner.save(tmp_path)
@@ -568,7 +568,7 @@ def test_saving_holds_no_more_than_a_shard(start, rows, tmp_path, monkeypatch):
     with start(learner={"zero_stage": 3} | LEARNER).learning() as learner:
         largest = max(4 * weights.numel(p) for p in learner.policy.parameters())
         total = sum(4 * weights.numel(p) for p in learner.policy.parameters())
-        learner.update(rows)
+        learner.network("policy").update(rows)
         learner.save(tmp_path)
     assert max(held) <= max(200_000, largest) and sum(held) == total
     assert max(held) < total / 5
@@ -590,7 +590,7 @@ def test_a_full_disk_leaves_the_learner_as_it_was(start, rows, tmp_path, monkeyp
                 learner.save(tmp_path / "a")
             assert caught.value.exit_code == 5 and str(tmp_path) in caught.value.where
         monkeypatch.setattr(failpoints, "inject", None)
-        assert not learner.update(rows).fault
+        assert not learner.network("policy").update(rows).fault
         learner.save(tmp_path / "b")
     with start(learner={"zero_stage": 3} | LEARNER, checkpoint=tmp_path / "b").learning() as learner:
         assert learner.weight_version == 1
@@ -607,7 +607,7 @@ def test_weights_that_are_not_finite_are_named_and_not_saved(start, rows, tmp_pa
         assert caught.value.where == "model.language_model.norm.weight" and not (tmp_path / "state").exists()
         with torch.no_grad():
             weight.copy_(good)
-        assert not learner.update(rows).fault
+        assert not learner.network("policy").update(rows).fault
 
 
 def _drop_tensor(state: Path) -> None:
@@ -643,7 +643,7 @@ def test_a_damaged_state_is_refused(spoil, kind, said, saved, start):
 def saved(start, rows, tmp_path) -> Path:
     """A checkpoint after one step, without ZeRO."""
     with start(learner={"zero_stage": 0} | LEARNER).learning() as learner:
-        learner.update(rows)
+        learner.network("policy").update(rows)
         learner.save(tmp_path / "saved")
     return tmp_path / "saved"
 

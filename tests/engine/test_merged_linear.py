@@ -145,14 +145,14 @@ def test_each_sync_tells_what_the_sampler_has_got_and_the_learner_computes_with_
     with engine.sampling():
         pass
     with engine.learning() as learner:
-        assert ADAPTER_KEPT not in learner.update(rows).metrics  # B was zero
+        assert ADAPTER_KEPT not in learner.network("policy").update(rows).metrics  # B was zero
         kept = Kept()
         for _ in learner.policy.named_weights(torch.bfloat16, kept=kept):
             pass
     with engine.sampling():
         pass
     with engine.learning() as learner:
-        told = learner.update(rows).metrics[ADAPTER_KEPT]
+        told = learner.network("policy").update(rows).metrics[ADAPTER_KEPT]
     assert told == kept.share and 0.05 < told < 0.5
 
 

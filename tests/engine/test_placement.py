@@ -184,7 +184,7 @@ def test_a_reference_that_waits_in_host_memory_scores_as_one_on_the_device(stage
     samples = vision.samples((5, 9, 12, 7))
     settings = {"learner": {"zero_stage": stage}, "algorithm": KL}
     with start(**settings).learning() as learner:
-        expected = learner.reference_logprobs(samples)
+        expected = learner.network("reference").score(samples)
     monkeypatch.setattr(device, "reference_place", lambda kind, zero_stage: "host")
     made = []
 
@@ -197,7 +197,7 @@ def test_a_reference_that_waits_in_host_memory_scores_as_one_on_the_device(stage
         weight = learner._reference.policy.model.get_output_embeddings().weight
         home, places = weight.data_ptr(), set()
         learner._reference.policy.register_forward_pre_hook(lambda *_: places.add(weight.data_ptr()))
-        found = learner.reference_logprobs(samples)
+        found = learner.network("reference").score(samples)
         assert home not in places and len(places) == 1 and weight.data_ptr() == home
     assert len(made) == 1
     assert all(map(np.array_equal, found, expected))
@@ -210,9 +210,9 @@ def test_a_sharded_reference_is_gathered_only_while_it_computes(start, vision, p
     samples = vision.samples((5, 9, 12, 7))
     zero = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
     with start(learner={"zero_stage": 3, "deepspeed": zero}, algorithm=KL).learning() as learner:
-        found = learner.reference_logprobs(samples)
+        found = learner.network("reference").score(samples)
         sizes = {parameter.numel() for parameter in learner._reference.policy.parameters()}
-        again = learner.reference_logprobs(samples)
+        again = learner.network("reference").score(samples)
     assert sizes == {0}
     assert all(map(np.array_equal, found, again))
     reference = plain(vision.folder.path)

@@ -19,13 +19,13 @@ def test_they_are_transformers_own_and_tell_the_learners_rounding(stage, start, 
     exact = np.concatenate([alone.logprobs(sample, vision.media).detach().numpy() for sample in samples])
     with start(learner={"zero_stage": stage}).learning() as learner:
         before = torch.get_rng_state()
-        wide, single = learner.wide_logprobs(samples), learner.logprobs(samples, packed=False)
+        wide, single = (learner.network("policy").score(samples, way=way) for way in ("wide", "single"))
         assert torch.equal(torch.get_rng_state(), before)
         monkeypatch.setattr(device, "spare_memory_bytes", lambda kind: 10_000)
-        assert learner.wide_logprobs(samples) is None
+        assert learner.network("policy").score(samples, way="wide") == []
         monkeypatch.undo()
         monkeypatch.setattr(plain_model, "token_logprobs", lambda *args, **options: 1 / 0)  # as a kernel may raise
-        assert learner.wide_logprobs(samples) is None
+        assert learner.network("policy").score(samples, way="wide") == []
     np.testing.assert_allclose(np.concatenate(wide), exact, atol=1e-9)
     assert 1e-8 < np.abs(np.concatenate(single) - exact).mean() < 2e-6
 
@@ -35,7 +35,7 @@ def test_every_family_has_them(family, start, bench):
     setting = bench(family)
     samples = setting.samples(LENGTHS)
     with start(bench=setting).learning() as learner:
-        wide, single = learner.wide_logprobs(samples), learner.logprobs(samples, packed=False)
+        wide, single = (learner.network("policy").score(samples, way=way) for way in ("wide", "single"))
     apart = np.abs(np.concatenate(wide) - np.concatenate(single))
     assert 1e-8 < apart.mean() < 2e-6 and apart.max() < 1e-5
 
@@ -43,7 +43,7 @@ def test_every_family_has_them(family, start, bench):
 def test_inserted_images_are_read_and_inserted_tokens_have_none(start, vision):
     samples = vision.episodes()
     with start().learning() as learner:
-        wide, single = learner.wide_logprobs(samples), learner.logprobs(samples, packed=False)
+        wide, single = (learner.network("policy").score(samples, way=way) for way in ("wide", "single"))
     for sample, one, other in zip(samples, wide, single, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
         assert (one[~sample.mask] == 0).all() and (one[sample.mask] < 0).all()

@@ -141,16 +141,20 @@ def test_only_adapters_move_and_the_sampler_gets_what_the_learner_computes_with(
     """Plain transformers with the weights that are streamed has the learner's log-probs, and its reference's."""
     samples = [row.sample for row in rows]
     with quantized(stage, algorithm={"kl": {"coef": 0.1}}).learning() as learner:
-        before, first = merged(learner), learner.reference_logprobs(samples)
+        before, first = merged(learner), learner.network("reference").score(samples)
         for _ in range(2):
-            known = zip(rows, learner.reference_logprobs(samples), strict=True)
-            learner.update(
+            known = zip(rows, learner.network("reference").score(samples), strict=True)
+            learner.network("policy").update(
                 [
                     replace(row, columns={**row.columns, "reference_logprobs": v}, constants={"kl_coef": 0.1})
                     for row, v in known
                 ]
             )
-        after, current, reference = merged(learner), learner.logprobs(samples), learner.reference_logprobs(samples)
+        after, current, reference = (
+            merged(learner),
+            learner.network("policy").score(samples),
+            learner.network("reference").score(samples),
+        )
         names = {f"{adapter.name}.weight" for adapter in learner.policy.adapted}
         packed = [layer.weight for layer in quantization.packed_layers(learner.policy)]
         assert len(packed) == 14 and not any(weight.is_floating_point() for weight in packed)
@@ -168,7 +172,7 @@ def test_only_adapters_move_and_the_sampler_gets_what_the_learner_computes_with(
 @pytest.mark.parametrize("stage", [1, pytest.param(3, marks=pytest.mark.full)])
 def test_a_run_goes_on_bit_for_bit_from_adapters_alone(stage, dtype, quantized, rows, tmp_path):
     def step(learner: Any) -> Any:
-        result = learner.update(rows)
+        result = learner.network("policy").update(rows)
         return result.metrics, np.concatenate(result.logprobs).tobytes()
 
     with quantized(stage, dtype=dtype).learning() as learner:
@@ -185,7 +189,7 @@ def test_a_run_goes_on_bit_for_bit_from_adapters_alone(stage, dtype, quantized, 
 def test_sampler_and_learner_agree_and_an_export_is_what_the_run_sampled_with(quantized, rows, vision, tmp_path, plain):
     engine = quantized(with_sampler=True, sampler={"name": "hf", "max_new_tokens": 8, "group_size": 2})
     with engine.learning() as learner:
-        learner.update(rows)
+        learner.network("policy").update(rows)
         learner.save(tmp_path)
         weights = merged(learner)
     requests = [SamplingRequest(prompt, 2, TEMPERATURE, 8, seed=n) for n, prompt in enumerate(vision.prompts)]
@@ -195,7 +199,7 @@ def test_sampler_and_learner_agree_and_an_export_is_what_the_run_sampled_with(qu
     with engine.learning() as learner:
         gap = [
             np.abs(values - sample.sampler_logprobs).max()
-            for values, sample in zip(learner.logprobs(samples), samples, strict=True)
+            for values, sample in zip(learner.network("policy").score(samples), samples, strict=True)
         ]
     assert max(gap) < 1e-4
     whole = tmp_path / "whole"
@@ -216,7 +220,7 @@ def test_transformers_quantises_the_base_alike_from_the_file_beside_the_adapter(
 
     samples = [row.sample for row in rows]
     with quantized().learning() as learner:
-        learner.update(rows)
+        learner.network("policy").update(rows)
         learner.save(tmp_path)
         expected = {adapter.name: quantization.whole(adapter.layer.base_layer) for adapter in learner.policy.adapted}
     settings = json.loads((tmp_path / "model" / quantization.FILE).read_text())

@@ -82,7 +82,7 @@ def update(engine) -> Callable[[Sequence[Rollout]], None]:
             rollouts, masks, {"advantages": advantages}, np.arange(len(masks)), Aggregation("token-mean"), indices
         )
         with engine.learning() as learner:
-            learner.update(list(rows.values()))
+            learner.network("policy").update(list(rows.values()))
 
     return step
 
@@ -114,7 +114,7 @@ def tokens(rollouts: Sequence[Rollout]) -> list[list[int]]:
 
 def learner_gap(engine: Any, rollouts: Sequence[Rollout]) -> Gap:
     with engine.learning() as learner:
-        return Gap.between([r.sampler_logprobs for r in rollouts], learner.logprobs(rollouts))
+        return Gap.between([r.sampler_logprobs for r in rollouts], learner.network("policy").score(rollouts))
 
 
 @pytest.mark.proves("vllm", family="qwen2_5_vl")

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from mmrl.config.sections import Config
 from mmrl.engine.sampler.admissions import OneByOneSampler, continued
 from mmrl.engine.spec import EngineSpec
-from mmrl.engine_api import SamplingRequest, UpdateResult
+from mmrl.engine_api import Learner, SamplingRequest, UpdateResult, Way
 from mmrl.errors import MMRLError
 from mmrl.interfaces import Algorithm
 from mmrl.ops.objective import partial_loss, reduce_partials
@@ -32,8 +33,8 @@ LETTERS = "." + "abcdefghijklmno"
 POSITIONS = 6
 
 
-class FakeEngine(OneByOneSampler):
-    """Implements ``Engine``, ``Sampler`` and ``Learner``; logits_PV over the letters at each position."""
+class FakeEngine(OneByOneSampler, Learner):
+    """Implements ``Engine``, ``Sampler``, ``Learner`` and its policy; logits_PV over the letters at each position."""
 
     precision = "float32"
 
@@ -45,6 +46,7 @@ class FakeEngine(OneByOneSampler):
         self._reference_PV = self.logits_PV.detach().clone()
         self.optimizer = torch.optim.AdamW([self.logits_PV], lr=config.learner.lr)
         self.updates = 0
+        self.networks: Mapping[str, Any] = {"policy": self, "reference": SimpleNamespace(score=self._of_reference)}
         if checkpoint is not None:
             self._restore(checkpoint)
 
@@ -95,18 +97,17 @@ class FakeEngine(OneByOneSampler):
         facts: dict[str, Any] = {"text": text, "finish_reason": reason, "weight_version": self.updates}
         return continued(request, member, segment, **facts)
 
-    def logprobs(self, samples: Sequence[Sample], *, packed: bool = True) -> list[FloatArray]:
+    def score(self, samples: Sequence[Sample], *, way: Way = "packed") -> list[FloatArray]:
+        if way == "wide":
+            return []
         failpoints.reach("fake.logprobs")
         _check_tokens(samples)
         with torch.no_grad():
             return [self._logprobs_T(self.logits_PV, sample).numpy() for sample in samples]
 
-    def reference_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
+    def _of_reference(self, samples: Sequence[Sample]) -> list[FloatArray]:
         _check_tokens(samples)
         return [self._logprobs_T(self._reference_PV, sample).numpy() for sample in samples]
-
-    def wide_logprobs(self, samples: Sequence[Sample]) -> None:
-        """There is no room."""
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         failpoints.reach("fake.update")

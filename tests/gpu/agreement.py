@@ -76,7 +76,7 @@ def _young(bench: Bench, family: str, model: Mapping[str, Any], name: str) -> Ro
         rollouts = [rollout for index in sorted(groups) for rollout in groups[index].rollouts]
         with trial.engine.learning() as learner:
             sampled = [rollout.sampler_logprobs for rollout in rollouts]
-            gaps.append(Gap.between(sampled, learner.logprobs(rollouts)))
+            gaps.append(Gap.between(sampled, learner.network("policy").score(rollouts)))
             kept = take_step(rollouts, learner).get(ADAPTER_KEPT, kept)
     return judged(bench, name, *gaps, kept)
 

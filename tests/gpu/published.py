@@ -242,7 +242,7 @@ class Run:
     def update(self) -> Any:
         """One optimizer step."""
         with self.engine.learning() as learner:
-            return learner.update(self.rows)
+            return learner.network("policy").update(self.rows)
 
     def release(self) -> None:
         """Make room on the device for the next one."""
@@ -251,7 +251,7 @@ class Run:
 
     def logprobs(self) -> list[Any]:
         with self.engine.learning() as learner:
-            return list(learner.logprobs(self.samples))
+            return list(learner.network("policy").score(self.samples))
 
 
 def rows_of(plan: Any, load: Load) -> list[Any]:

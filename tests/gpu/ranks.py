@@ -57,10 +57,12 @@ def _learn(bench: Bench, training: Training, ranks: int, found: list[Found], nam
             groups = dict(sampler.generate(_requests(rows)))
         sampled = [rollout for index in sorted(groups) for rollout in groups[index].rollouts]
         with engine.learning() as learner:
-            gap = Gap.between([each.sampler_logprobs for each in sampled], learner.logprobs(sampled))
-            update = learner.update(rows)
-            seconds = bench.all_seconds(lambda: learner.update(rows), 1)[0]
-            found.append(Found(update.metrics["policy/grad_norm"], learner.logprobs([row.sample for row in rows])))
+            gap = Gap.between([each.sampler_logprobs for each in sampled], learner.network("policy").score(sampled))
+            update = learner.network("policy").update(rows)
+            seconds = bench.all_seconds(lambda: learner.network("policy").update(rows), 1)[0]
+            found.append(
+                Found(update.metrics["policy/grad_norm"], learner.network("policy").score([row.sample for row in rows]))
+            )
     finally:
         engine.close()
     value = f"sampler and learner {gap.abs_mean:.1e} nats apart on average, an update takes {seconds:.3g} s"

@@ -193,10 +193,10 @@ class Nap:
         from tests.gpu.published import rows_of
 
         with self._engine.learning() as learner:
-            learner.update(rows_of(self._setup, LOAD))
+            learner.network("policy").update(rows_of(self._setup, LOAD))
         rollouts, _, _ = self._sampled()
         with self._engine.learning() as learner:
-            gap = Gap.between([each.sampler_logprobs for each in rollouts], learner.logprobs(rollouts))
+            gap = Gap.between([each.sampler_logprobs for each in rollouts], learner.network("policy").score(rollouts))
         value = f"after an update: mean {gap.abs_mean:.1e}, p99 {gap.abs_p99:.1e}, max {gap.abs_max:.1e} nats"
         return self._bench.row(name, value, good=gap.verdict(LIMITS["bfloat16"]) != "stop")
 

@@ -45,12 +45,14 @@ class Numbers:
     def samples(self) -> list[Rollout]:
         return [rollout(str(number), self.off(self.sampler)) for number in range(12)]
 
-    def logprobs(self, samples: Sequence[Sample], *, packed: bool = True) -> list[np.ndarray]:
-        return [self.off(self.packed if packed else self.single) for _ in samples]
+    def network(self, role: str) -> Numbers:
+        return self
 
-    def wide_logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray] | None:
-        self.wide_samples = len(samples)
-        return [self.off(0.0) for _ in samples] if self.has_room else None
+    def score(self, samples: Sequence[Sample], *, way: str = "packed") -> list[np.ndarray]:
+        if way == "wide":
+            self.wide_samples = len(samples)
+            return [self.off(0.0) for _ in samples] if self.has_room else []
+        return [self.off(self.packed if way == "packed" else self.single) for _ in samples]
 
 
 def events_of(precision: str, numbers: Numbers, on_mismatch: Any = "stop") -> tuple[LogprobCheck, list[Any]]:

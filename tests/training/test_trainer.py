@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from mmrl.config.load import from_mapping
 from mmrl.config.plugin_specs import RewardSpec
 from mmrl.data.prompts import Part, PromptOrder, PromptSource
 from mmrl.engine.sampler.admissions import OneByOneSampler
-from mmrl.engine_api import SamplingRequest, UpdateResult
+from mmrl.engine_api import Learner, SamplingRequest, UpdateResult
 from mmrl.errors import ConfigError, DataError, DeviceBusyError, NumericsError, PluginError, ResourceError
 from mmrl.interfaces import Aggregation, Algorithm, Needs, Refill
 from mmrl.ops.alarms import Looked
@@ -52,7 +53,7 @@ PEAK, FLOPS = 1e9, 12_345
 
 
 @dataclass
-class FakeEngine(OneByOneSampler):
+class FakeEngine(OneByOneSampler, Learner):
     """Samples by seed; its learner's log-probs are the sampler's plus ``gap``, and plus ``split`` one by one.
 
     They grow by ``learns`` with every update. Groups finish in an order of ``finish``'s own.
@@ -71,6 +72,7 @@ class FakeEngine(OneByOneSampler):
 
     def __post_init__(self) -> None:
         super().__init__()
+        self.networks = {"policy": self, "reference": SimpleNamespace(score=self._of_reference)}
 
     @contextmanager
     def sampling(self) -> Iterator[FakeEngine]:
@@ -105,17 +107,16 @@ class FakeEngine(OneByOneSampler):
         text = "" if request.temperature else "greedy"
         return Rollout(request.prompt, (segment,), index=member, text=text, finish_reason="stop", weight_version=0)
 
-    def logprobs(self, samples: Sequence[Sample], *, packed: bool = True) -> list[np.ndarray]:
-        self.verbs.append("logprobs" if packed else "logprobs one by one")
+    def score(self, samples: Sequence[Sample], *, way: str = "packed") -> list[np.ndarray]:
+        if way == "wide":
+            return []
+        self.verbs.append("logprobs" if way == "packed" else "logprobs one by one")
         moved = self.gap + self.learns * len(self.updates)
-        return [s.sampler_logprobs + moved + (0 if packed else self.split) for s in samples]
+        return [s.sampler_logprobs + moved + (0 if way == "packed" else self.split) for s in samples]
 
-    def reference_logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
+    def _of_reference(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         self.verbs.append("reference_logprobs")
         return [s.sampler_logprobs - 0.1 for s in samples]
-
-    def wide_logprobs(self, samples: Sequence[Sample]) -> None:
-        """There is no room."""
 
     def update(self, rows: Sequence[Any]) -> UpdateResult:
         import torch
@@ -824,11 +825,11 @@ def test_segments_that_the_policy_did_not_write_are_no_mismatch(run, monkeypatch
         tool = Segment(np.ones(2, np.int32), False, np.full(2, -7.0, np.float32))
         return replace(rollout, segments=(*rollout.segments, tool))
 
-    def logprobs(self: FakeEngine, samples: Sequence[Sample], *, packed: bool = True) -> list[np.ndarray]:
+    def score(self: FakeEngine, samples: Sequence[Sample], *, way: str = "packed") -> list[np.ndarray]:
         return [np.where(s.mask, s.sampler_logprobs, 0) for s in samples]
 
     monkeypatch.setattr(FakeEngine, "_rollout", with_tool)
-    monkeypatch.setattr(FakeEngine, "logprobs", logprobs)
+    monkeypatch.setattr(FakeEngine, "score", score)
     done = run(trainer={"steps": 1}).fit()
     assert done.recorder.logged[1]["mismatch/logprob_abs_max"] == 0
     assert all(row.mask.sum() == len(row.mask) - 2 for row in done.engine.updates[0])

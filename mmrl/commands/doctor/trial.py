@@ -24,7 +24,7 @@ import numpy as np
 from mmrl.commands.doctor.finding import REPORT, Finding, Status, failure, gibibytes
 from mmrl.commands.doctor.tiny_run import GROUP_SIZE, KV_CACHE_BYTES, TEMPERATURE, TinyRun, take_step
 from mmrl.engine import device
-from mmrl.engine_api import Learner, Sampler
+from mmrl.engine_api import Network, Sampler
 from mmrl.errors import NumericsError
 from mmrl.ops.parity import LIMITS, Gap
 from mmrl.types import FloatArray, Rollout
@@ -135,10 +135,10 @@ class Trial:
     def _step(self, step: int) -> None:
         rollouts = self._sample_with_newest_weights(step)
         with self._run.engine.learning() as learner:
-            packed = self._compare_learner(learner, rollouts, f"step {step}")
+            packed = self._compare_learner(learner.network("policy"), rollouts, f"step {step}")
             with self._timed("update"):
                 take_step(rollouts, learner)
-            moved = Gap.between(packed, learner.logprobs(rollouts)).abs_mean
+            moved = Gap.between(packed, learner.network("policy").score(rollouts)).abs_mean
         # Less would hide a sampler that kept the old weights.
         needed = LIMITS[self._precision].mean_stop
         found = f"log-probs by {moved:.3f} nats on average (must exceed {needed:g})"
@@ -148,7 +148,7 @@ class Trial:
     def _finish(self) -> None:
         rollouts = self._sample_with_newest_weights(STEPS + 1)
         with self._run.engine.learning() as learner:
-            self._compare_learner(learner, rollouts, f"after step {STEPS}")
+            self._compare_learner(learner.network("policy"), rollouts, f"after step {STEPS}")
         good = self._versions == list(range(STEPS + 1))
         found = f"sampled with versions {self._versions} of the weights"
         self._row("numbers", "weight sync", "ok" if good else "bad", found, "" if good else WRONG)
@@ -167,11 +167,11 @@ class Trial:
         groups = dict(sampler.generate(self._run.requests(temperature, num_samples, seed)))
         return [rollout for index in sorted(groups) for rollout in groups[index].rollouts]
 
-    def _compare_learner(self, learner: Learner, rollouts: Sequence[Rollout], when: str) -> list[FloatArray]:
+    def _compare_learner(self, policy: Network, rollouts: Sequence[Rollout], when: str) -> list[FloatArray]:
         """Compare sampler with learner, and packed with one by one; returns the packed log-probs."""
         with self._timed("log-probs"):
-            packed = learner.logprobs(rollouts)
-        alone = learner.logprobs(rollouts, packed=False)
+            packed = policy.score(rollouts)
+        alone = policy.score(rollouts, way="single")
         sampled = [rollout.sampler_logprobs for rollout in rollouts]
         self._compare(f"sampler = learner, {when}", Gap.between(sampled, packed), len(rollouts), of_sampler=True)
         self._compare(f"packed = one by one, {when}", Gap.between(alone, packed), len(rollouts))

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from mmrl.config.sections import Config
-from mmrl.engine_api import UpdateResult
+from mmrl.engine_api import Learner, UpdateResult, Way
 from mmrl.errors import DataError, plugin_errors
 from mmrl.interfaces import Algorithm
 from mmrl.ops.objective import partial_loss, reduce_partials
@@ -33,8 +33,21 @@ ROUTERS_LOSS = "loss/router_aux"
 """The part of the loss that the routers of a mixture of experts add: a function of the model, not of the record."""
 
 
-class RecordedLearner:
-    """Implements ``engine_api.Learner`` with what a run recorded.
+@dataclass(frozen=True, slots=True)
+class RecordedReference:
+    """Implements ``engine_api.Network`` with the log-probs that a run recorded of a frozen network."""
+
+    logprobs: Mapping[SampleKey, FloatArray]
+
+    def score(self, samples: Sequence[Sample], *, way: Way = "packed") -> list[FloatArray]:
+        return [self.logprobs[sample.key] for sample in samples]
+
+    def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
+        raise AssertionError("it is frozen")
+
+
+class RecordedLearner(Learner):
+    """Implements ``engine_api.Learner``, and the policy as its ``Network``, with what a run recorded.
 
     Nothing is recorded of a rollout that was in no loss; the sampler's log-probs stand in for the learner's, which
     they equal up to rounding.
@@ -57,20 +70,20 @@ class RecordedLearner:
         self._recorded = {
             rollout.key: (group, index) for group in groups for index, rollout in enumerate(group.scored.rollouts)
         }
+        reference = {
+            rollout.key: values
+            for group in groups
+            for rollout, values in zip(group.scored.rollouts, group.reference_logprobs, strict=False)
+        }
+        self.networks = {"policy": self, "reference": RecordedReference(reference)}
         self._asked = Counter[SampleKey]()
         self.names, self.unknown = set[str](), set[str]()
         self.scale: list[float] = []
         self.stood_in = set[SampleKey]()
 
-    def logprobs(self, samples: Sequence[Sample], *, packed: bool = True) -> list[FloatArray]:
-        return [self._before(sample) for sample in samples]
-
-    def reference_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        found = [self._recorded[sample.key] for sample in samples]
-        return [group.reference_logprobs[index] for group, index in found]
-
-    def wide_logprobs(self, samples: Sequence[Sample]) -> None:
-        """Nothing of the kind is recorded."""
+    def score(self, samples: Sequence[Sample], *, way: Way = "packed") -> list[FloatArray]:
+        """The policy's log-probs; none ``wide``, as a run records none."""
+        return [] if way == "wide" else [self._before(sample) for sample in samples]
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         """Metrics of an optimizer step on the recorded log-probs; no step is taken."""

@@ -7,8 +7,8 @@ zero.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from mmrl.engine.learner.counting import UnitCost, UpdateCost, UpdateMemory
 from mmrl.engine.learner.learner_settings import compiles, lossy_sum
 from mmrl.engine.learner.learner_state import SavedState, check_optimizer, save_state
 from mmrl.engine.learner.optimizer_state import OptimizerState
+from mmrl.engine.learner.packed_values import of_all, values_of
 from mmrl.engine.machine.full_device import TokenBudget, memory_of
 from mmrl.engine.network.experts import with_routing
 from mmrl.engine.network.folder import ModelFolder
@@ -33,8 +34,8 @@ from mmrl.engine.network.placement import Reference
 from mmrl.engine.network.plain_model import WidePass
 from mmrl.engine.network.policy import Policy
 from mmrl.engine.network.vision import BLANK, idle_sample
-from mmrl.engine.network.weights import Failures, of_all_ranks, save_adapter, save_model
-from mmrl.engine_api import UpdateResult
+from mmrl.engine.network.weights import Failures, save_adapter, save_model
+from mmrl.engine_api import Learner, UpdateResult, Way
 from mmrl.errors import ConfigError, MMRLError
 from mmrl.interfaces import Algorithm
 from mmrl.ops.cost import imbalance
@@ -44,7 +45,22 @@ from mmrl.ops.schedule import learning_rate
 from mmrl.types import FloatArray, Sample, TrainingRow
 
 
-class DeepSpeedLearner:
+@dataclass(frozen=True, slots=True)
+class _OfRole:
+    """Implements ``engine_api.Network`` by its learner."""
+
+    learner: DeepSpeedLearner
+    role: str
+
+    def score(self, samples: Sequence[Sample], *, way: Way = "packed") -> list[FloatArray]:
+        return self.learner.score(self.role, samples, way)
+
+    def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
+        assert self.role == "policy", f"the {self.role} is frozen"
+        return self.learner.update(rows)
+
+
+class DeepSpeedLearner(Learner):
     """Implements ``engine_api.Learner`` on one rank, for this rank's share of the rows; all ranks call it together.
 
     Args:
@@ -100,6 +116,8 @@ class DeepSpeedLearner:
             self._engine.compile()  # else DeepSpeed leaves it at a notice
         self.settings = settings
         self._policy, self._wide, self._reference = policy, wide, reference
+        roles = ("policy", "reference") if algorithm.needs().reference_logprobs else ("policy",)
+        self.networks = {role: _OfRole(self, role) for role in roles}
         self._collate, self._algorithm, self._config, self._folder = collator, algorithm, config, folder
         self._idle, self._lora, self._saves_optimizer = idle_sample(folder), lora, saves_optimizer
         self._features: dict[str, Features] = {}
@@ -121,20 +139,18 @@ class DeepSpeedLearner:
     def policy(self) -> Policy:
         return self._policy
 
-    def logprobs(self, samples: Sequence[Sample], *, packed: bool = True) -> list[FloatArray]:
+    def score(self, role: str, samples: Sequence[Sample], way: Way) -> list[FloatArray]:
+        """As ``Network.score``."""
+        if way == "wide":
+            with memory_of("the log-probs in a wider type"):
+                return self._wide.logprobs(self._policy, samples) if role == "policy" else []
+        forward = self._of_policy if role == "policy" else self._of_reference
+        phase, packed = "log-probs" if role == "policy" else f"{role} log-probs", way == "packed"
+
         def run() -> list[FloatArray]:
-            return self._forward(self._engine, samples, self._budget.tokens if packed else 0)
+            return forward(samples, self._budget.tokens if packed else 0)
 
-        return self._budget.within("log-probs", samples if packed else (), run, self.forget_images)
-
-    def reference_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        return self._budget.within(
-            "reference log-probs", samples, lambda: self._of_reference(samples), self.forget_images
-        )
-
-    def wide_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray] | None:
-        with memory_of("the log-probs in a wider type"):
-            return self._wide.logprobs(self._policy, samples)
+        return self._budget.within(phase, samples if packed else (), run, self.forget_images)
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         """One optimizer step of all ranks; the metrics are of all ranks, the log-probs of this rank's rows.
@@ -217,10 +233,10 @@ class DeepSpeedLearner:
             return UpdateResult({"lr": rate}, logprobs, entropies)
         grad_norm = self._finish_step()
         for indices, *packed in found:  # only now: to copy them earlier would wait for each backward pass
-            parts = [_split(values_T, [rows[i] for i in indices]) for values_T in packed]
+            parts = [values_of(values_T, [rows[i] for i in indices]) for values_T in packed]
             for i, *values in zip(indices, *parts, strict=True):
                 logprobs[i], entropies[i] = values
-        partials, strange, costs = _of_all_ranks(partials, strange, self._row_flops)
+        partials, strange, costs = of_all(partials, strange, self._row_flops)
         metrics = reduce_partials(partials) | {"lr": rate, "policy/grad_norm": grad_norm, **self.sent}
         metrics |= {"perf/microbatches": float(len(plan)), "perf/imbalance": imbalance(costs)}
         if math.isfinite(grad_norm):
@@ -385,13 +401,15 @@ class DeepSpeedLearner:
             group["lr"] = rate
         return rate
 
-    def _of_reference(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        if self._policy.adapted:
+    def _of_policy(self, samples: Sequence[Sample], budget: int) -> list[FloatArray]:
+        return self._forward(self._engine, samples, budget)
+
+    def _of_reference(self, samples: Sequence[Sample], budget: int) -> list[FloatArray]:
+        if self._reference is None:
             with self._policy.without_adapters():
-                return self._forward(self._engine, samples, self._budget.tokens, routed=False)
-        assert self._reference is not None, "the algorithm did not ask for a reference policy"
+                return self._forward(self._engine, samples, budget, routed=False)
         with self._reference.in_use() as reference:
-            return self._forward(reference, samples, self._budget.tokens, routed=False)
+            return self._forward(reference, samples, budget, routed=False)
 
     @torch.no_grad()
     def _forward(self, policy: Any, samples: Sequence[Sample], budget: int, *, routed: bool = True) -> list[FloatArray]:
@@ -403,23 +421,6 @@ class DeepSpeedLearner:
             part = [samples[i] for i in indices]
             inputs = self._collate(part + self._idles(part), self._features)
             logprobs_T, _ = policy(inputs if routed else replace(inputs, routing=OWN))
-            for i, values in zip(indices, _split(logprobs_T, part), strict=True):
+            for i, values in zip(indices, values_of(logprobs_T, part), strict=True):
                 logprobs[i] = values
         return logprobs
-
-
-def _of_all_ranks(
-    partials: Sequence[PartialLoss], strange: set[str], costs: Sequence[int]
-) -> tuple[list[PartialLoss], set[str], list[Sequence[int]]]:
-    """Partial sums of all ranks without their losses, the prompts that the ranks have named, and the costs of each
-    rank's micro-batches."""
-    sums: list[tuple[Mapping[str, float], int]] = [(partial.sums, partial.tokens) for partial in partials]
-    ranks = of_all_ranks((sums, strange, costs))
-    found = [PartialLoss(torch.zeros(()), sums, tokens) for own, *_ in ranks for sums, tokens in own]
-    return found, {name for _, names, _ in ranks for name in names}, [costs for *_, costs in ranks]
-
-
-def _split(values_T: torch.Tensor, parts: Sequence[TrainingRow] | Sequence[Sample]) -> list[FloatArray]:
-    """A packed row's values as one array per sample; values of an idle sample at the end are dropped."""
-    lengths = [len(part.mask) for part in parts]
-    return list(np.split(values_T.float().cpu().numpy(), np.cumsum(lengths)))[: len(parts)]

@@ -36,10 +36,10 @@ class WidePass:
         self._own, self._wider = getattr(torch, dtype), getattr(torch, WIDER[dtype])
 
     @torch.no_grad()
-    def logprobs(self, policy: Policy, samples: Sequence[Sample]) -> list[FloatArray] | None:
+    def logprobs(self, policy: Policy, samples: Sequence[Sample]) -> list[FloatArray]:
         """(T_i,) float64 log-probs, 0 where the policy did not write the token; collective.
 
-        One rank has all samples. The others take part in gathering the weights, and keep none. None if the device has
+        One rank has all samples. The others take part in gathering the weights, and keep none. Empty if the device has
         no room for it, or a kernel none for the type.
         """
         where = device.torch_device(self._kind)
@@ -47,7 +47,7 @@ class WidePass:
         has_room = torch.tensor(int(not samples or model is not None), device=where)
         torch.distributed.all_reduce(has_room, torch.distributed.ReduceOp.MIN)
         if not has_room:
-            return None
+            return []
         weights = policy.named_weights(self._own)
         if model is None:
             for _ in weights:
@@ -58,7 +58,7 @@ class WidePass:
             return [self._of_one(model, policy, sample) for sample in samples]
         except Exception:  # whatever a kernel raises: a run can do without this measure
             logging.getLogger(__name__).warning("no log-probs in %s", self._wider, exc_info=True)
-            return None
+            return []
 
     def _room(self, where: str) -> Any:
         """A model of the wider type without content, on the device; None if it has no room beside all that is there."""

@@ -146,15 +146,15 @@ def measure(folder: str, sections: dict[str, Any]) -> dict[str, Any]:
     engine = RankEngine(EngineSpec(config, model, media, algorithm, 0, with_sampler=False), "cpu")
     with engine.learning() as learner:
         if kl:
-            known = zip(rows, learner.reference_logprobs(samples), strict=True)
+            known = zip(rows, learner.network("reference").score(samples), strict=True)
             rows = [
                 replace(row, columns={**row.columns, "reference_logprobs": v}, constants={"kl_coef": 0.1})
                 for row, v in known
             ]
-        learner.update(rows)  # DeepSpeed makes the optimizer's state
+        learner.network("policy").update(rows)  # DeepSpeed makes the optimizer's state
         found = Allocated(learner)
         with found.watching():
-            learner.update(rows)
+            learner.network("policy").update(rows)
     answer: dict[str, Any] = {name: dict(getattr(found, name)) for name in ("most", "stepping", "resident")}
     answer["settings"] = learner.settings
     packed = {id(layer.weight): layer for layer in packed_layers(learner.policy)}
