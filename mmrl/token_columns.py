@@ -18,8 +18,8 @@ Known = Literal["by credit", "sampled", "before the step", "before each update"]
 """The moment a column is known. Credit gives it, the sampler reports it with the tokens, or a network computes it: once
 before the first optimizer step, or as each one begins."""
 
-POLICY = "policy"
-"""The role of the network that samples and is trained."""
+POLICY, REFERENCE = "policy", "reference"
+"""The roles of the network that samples and is trained, and of the frozen initial one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ COLUMNS = (
         "before the step",
         "reference_logprobs",
         "the reference policy's log-probs",
-        role="reference",
+        role=REFERENCE,
         output="logprobs",
         need="reference_logprobs",
         replayed="ref_log_probs",

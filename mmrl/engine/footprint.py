@@ -31,6 +31,7 @@ from mmrl.ops.memory import (
     states,
 )
 from mmrl.ops.pinned import locked_bytes
+from mmrl.token_columns import REFERENCE
 
 PHASES = {
     "sample": "sampling",
@@ -79,7 +80,7 @@ class PlannedModel:
         self.precision = device.precision(kind, config.model.dtype)
         self.width = 2 if self.precision == "bfloat16" else 4
         self.vocabulary = folder.vocabulary.size
-        self.has_reference = algorithm.needs().reference_logprobs and lora is None
+        self.has_reference = REFERENCE in algorithm.needs().roles and lora is None
         self._samplers: dict[tuple[int, int, int], SamplerMemory] = {}
 
     @property

@@ -40,6 +40,7 @@ from mmrl.errors import ConfigError, MMRLError
 from mmrl.interfaces import Algorithm
 from mmrl.ops.metrics import ADAPTER_KEPT
 from mmrl.system.freed_memory import FreedMemory
+from mmrl.token_columns import REFERENCE
 
 
 class RankEngine:
@@ -273,7 +274,7 @@ class RankEngine:
         trained = initial if lora or saved is None else replace(initial, path=str(saved))
         settings = deepspeed_settings(config.learner, self._precision, self._kind)
         policy = self._load_policy(trained, config.model.freeze, needs.entropy_gradient, lora, saved)
-        has_reference = needs.reference_logprobs and lora is None
+        has_reference = REFERENCE in needs.roles and lora is None
         largest = max((p.numel() for p in policy.parameters() if p.requires_grad), default=0)
         check_overlap(self._kind, settings, largest)
         # Each model is out of the host's memory, or has what it keeps of it, before the next one is read.

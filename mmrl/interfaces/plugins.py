@@ -173,6 +173,11 @@ class Needs:
         )
 
     @property
+    def roles(self) -> frozenset[str]:
+        """The networks that compute these columns; the policy is always among them."""
+        return frozenset(column.role for column in self.columns(1) if column.role)
+
+    @property
     def unserved(self) -> tuple[str, ...]:
         """Needs that this version does not serve."""
         return tuple(name for name in _UNSERVED if getattr(self, name))
