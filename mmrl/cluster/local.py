@@ -36,7 +36,7 @@ def start_engine(
     spec = replace(spec, folder=spec.folder.fetched())
     bound = socket.create_server(("127.0.0.1", 0))
     place = {"rank": 0, "node_rank": 0, "world_size": 1}
-    os.environ.update(device.rank_environment(kind, **place, address="127.0.0.1", port=bound.getsockname()[1]))
+    os.environ.update(device.rank_variables(kind, **place, address="127.0.0.1", port=bound.getsockname()[1]))
     tell_interface("127.0.0.1")
     _meetings.append(host_meeting(bound))
     return RankEngine(spec, kind, progress)

@@ -37,7 +37,7 @@ def prepare_process(*, verbose: bool = False) -> device.DeviceKind:
     forget_stale_builds()
     kind = device.detect()  # imports torch
     device.keep_convolutions_whole()
-    os.environ.update(device.environment(kind))
+    os.environ.update(device.variables(kind))
     for category in (FutureWarning, DeprecationWarning, UserWarning):
         warnings.simplefilter("ignore", category)
     warnings.simplefilter("default", OldNameWarning)  # one of FutureWarning, and meant for whoever wrote a plugin

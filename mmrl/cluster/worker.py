@@ -120,7 +120,7 @@ class RankWorker:
 
         config = from_mapping(job.config)
         # The process was prepared before there was a config.
-        os.environ.update(device.environment(self._kind, config.sampler.pipeline_parallel_size))
+        os.environ.update(device.variables(self._kind, config.sampler.pipeline_parallel_size))
         self._take(job.rendezvous)
         folder = ModelFolder.open(job.model, trust_remote_code=config.model.trust_remote_code)
         self._media = MediaStore(Path(job.media), job.grid)
@@ -143,7 +143,7 @@ class RankWorker:
                 remedy="unset RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES on all nodes, and start Ray again",
             )
         os.environ.update(
-            device.rank_environment(
+            device.rank_variables(
                 self._kind,
                 rank=own.rank,
                 node_rank=own.node_rank,

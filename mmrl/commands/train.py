@@ -105,8 +105,8 @@ def train(
 
     interruption = interruption or Interruption()
     prepare_process(verbose=verbose)
-    source = None if resume in ("auto", "never") else Path(resume)
-    directory = RunDirectory.create(loaded.config.trainer.run_dir, new=resume == "never", source=source)
+    begins_from = None if resume in ("auto", "never") else Path(resume)
+    directory = RunDirectory.create(loaded.config.trainer.run_dir, new=resume == "never", begins_from=begins_from)
     try:
         starts = Starts(loaded.config, directory)
         if (start := starts.find(resume, allowed, strict=strict)) is None:

@@ -44,14 +44,14 @@ class PromptsAhead(PromptSource):
 
     def _open(self) -> None:
         policy, share = self._on_bad_row, self._max_bad_rows
-        self._bad = [BadRows(self._where(p), len(p.rows), policy, share, is_ahead=True) for p in self._parts]
-        self._sizes = [len(part.rows) for part in self._parts]
+        self._bad = [BadRows(self._where(p), len(p.rows), policy, share, is_ahead=True) for p in self._datasets]
+        self._sizes = [len(each.rows) for each in self._datasets]
         self._told, self._usable = bytearray(self.num_rows), 0
         self.max_images = self._most_images or 0
-        for part, size in zip(self._parts, self._sizes, strict=True):
+        for dataset, size in zip(self._datasets, self._sizes, strict=True):
             if not size:
                 what, remedy = "No row is left: the dataset has no rows", "leave the dataset out, or give it rows"
-                raise DataError(what, where=self._where(part), remedy=remedy)
+                raise DataError(what, where=self._where(dataset), remedy=remedy)
 
     def __len__(self) -> int:
         return self.num_rows
@@ -67,21 +67,21 @@ class PromptsAhead(PromptSource):
     @property
     def fingerprint(self) -> str:
         """A hash of what the loaders know of their data without reading rows, and of the limits of rows."""
-        prints = [part.fingerprint or self._sample(number) for number, part in enumerate(self._parts)]
+        prints = [dataset.fingerprint or self._sample(number) for number, dataset in enumerate(self._datasets)]
         limits = self._limit, self._most_images, self.shares
         return AHEAD + hashlib.sha256(f"{self._digest.hexdigest()} {prints} {limits}".encode()).hexdigest()
 
     def state(self) -> list[dict[str, Any]]:
         """For each dataset, the rows that were reached, and the causes of those that could not be used."""
-        parts = zip(self._parts, self._bad, strict=True)
-        counts = [{"source": p.source, "reached": bad.reached, "causes": dict(bad.causes)} for p, bad in parts]
+        datasets = zip(self._datasets, self._bad, strict=True)
+        counts = [{"source": p.source, "reached": bad.reached, "causes": dict(bad.causes)} for p, bad in datasets]
         return [{"usable": self._usable}, *counts]
 
     def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
         known = {each["source"]: each for each in state if "source" in each}
         self._usable = sum(each.get("usable", 0) for each in state)
-        for part, bad in zip(self._parts, self._bad, strict=True):
-            found = known.get(part.source, {"reached": 0, "causes": {}})
+        for dataset, bad in zip(self._datasets, self._bad, strict=True):
+            found = known.get(dataset.source, {"reached": 0, "causes": {}})
             bad.reached, bad.causes = int(found["reached"]), Counter(found["causes"])
 
     def attempt(self, index: int, make: Callable[[Prompt], _T], made: _T | None = None) -> _T | None:
@@ -90,7 +90,7 @@ class PromptsAhead(PromptSource):
         Raises:
             DataError: Such rows are too many, or not to be dropped, or no row can be used.
         """
-        bad = self._bad[self._part(index)]
+        bad = self._bad[self._dataset(index)]
         bad.reached += 1
         found = self._measured(index, make) if made is None else made
         if found is not None:
@@ -131,7 +131,7 @@ class PromptsAhead(PromptSource):
         return index
 
     def _row(self, number: int) -> Prompt:
-        prompt, row = super()._row(number), number - self._starts[self._part(number)]
+        prompt, row = super()._row(number), number - self._starts[self._dataset(number)]
         return prompt if prompt.id.rpartition("/")[2] == str(row) else replace(prompt, id=f"{prompt.id}/{row}")
 
     def _drop(self, number: int, prompt: str, reason: str) -> None:
@@ -139,9 +139,9 @@ class PromptsAhead(PromptSource):
             self._told[number] = True
             self._listener(prompt, reason)
 
-    def _sample(self, part: int) -> str:
+    def _sample(self, dataset: int) -> str:
         """A text of rows that are spread over a dataset whose loader tells nothing of its data."""
-        return " ".join(self._sampled(self._starts[part], self._starts[part + 1]))
+        return " ".join(self._sampled(self._starts[dataset], self._starts[dataset + 1]))
 
     def _sampled(self, start: int, end: int) -> Iterator[str]:
         for number in np.unique(np.linspace(start, end - 1, _SAMPLED).astype(int)).tolist():

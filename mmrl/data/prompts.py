@@ -14,13 +14,11 @@ from typing import Any, ClassVar, Literal, TypeVar
 import numpy as np
 
 from mmrl.data.bad_rows import BadRows, OnBadRow, listed
-from mmrl.data.order import Order, PromptOrder, WeightedOrder, request_seed
+from mmrl.data.order import Order, PromptOrder, WeightedOrder
 from mmrl.data.templates import PromptTemplate
 from mmrl.engine_api import PromptEncoder
 from mmrl.errors import DataError, HubError, plugin_errors, plural
 from mmrl.types import Message, Prompt
-
-__all__ = ["OVERLONG", "Order", "Part", "PromptOrder", "PromptSource", "WeightedOrder", "histogram", "request_seed"]
 
 OVERLONG = "longer than data.max_prompt_tokens"
 """The cause of rows that are dropped for their length."""
@@ -35,7 +33,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DatasetRows:
     """One of the datasets that a run draws from.
 
     Attributes:
@@ -64,7 +62,7 @@ class PromptSource:
     through all datasets.
 
     Args:
-        parts: The datasets.
+        datasets: The datasets.
         encoder: Measures prompts.
         system_prompt: Put before rows that have no system message of their own.
         prompt_template: Jinja text, or a path to a ``.jinja`` or ``.j2`` file, for the last user message; sees
@@ -95,7 +93,7 @@ class PromptSource:
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        datasets: Sequence[DatasetRows],
         encoder: PromptEncoder,
         *,
         system_prompt: str | None = None,
@@ -110,22 +108,22 @@ class PromptSource:
         progress: Progress = lambda phase, done, total: None,
     ) -> None:
         self.name = name
-        self._parts = tuple(parts)
-        self._starts = [0, *accumulate(len(part.rows) for part in self._parts)]
-        self._sizes = [0] * len(self._parts)
+        self._datasets = tuple(datasets)
+        self._starts = [0, *accumulate(len(each.rows) for each in self._datasets)]
+        self._sizes = [0] * len(self._datasets)
         self._encoder, self._limit, self._most_images = encoder, max_prompt_tokens, max_images
         self._overlong, self._progress, self._imitates = overlong, progress, imitates
         self._system_prompt = system_prompt
         self._template = None if prompt_template is None else PromptTemplate(prompt_template, "data.prompt_template")
         self._on_bad_row, self._max_bad_rows = on_bad_row, max_bad_rows
-        self._bad = [BadRows(self._where(p), len(p.rows), on_bad_row, max_bad_rows) for p in self._parts]
+        self._bad = [BadRows(self._where(p), len(p.rows), on_bad_row, max_bad_rows) for p in self._datasets]
         self._listener: Callable[[str, str], object] = lambda prompt, reason: None
         self.dropped: list[tuple[str, str]] = []
         self.lengths: list[int] = []
         self.overlong_lengths: list[int] = []
         self.sources: Counter[str] = Counter()
         self.max_images = 0
-        self.without_image: list[list[str]] = [[] for _ in self._parts]
+        self.without_image: list[list[str]] = [[] for _ in self._datasets]
         self._kept = array("q")
         self._broken: set[int] = set()
         self._digest = hashlib.sha256(repr((system_prompt, self._template and self._template.text)).encode())
@@ -134,7 +132,7 @@ class PromptSource:
     def _open(self) -> None:
         """Measure every row, and keep those that can be used."""
         seen: set[str] = set()
-        for index in range(len(self._parts)):
+        for index in range(len(self._datasets)):
             self._select(index, seen)
 
     def __len__(self) -> int:
@@ -168,16 +166,17 @@ class PromptSource:
     def shares(self) -> list[tuple[str, int, float]]:
         """Each dataset's source, its number of prompts, and its share of the prompts that a run draws."""
         sizes = self._sizes
-        weights = [sizes[i] if part.weight is None else part.weight for i, part in enumerate(self._parts)]
-        return [(p.source, sizes[i], weights[i] / sum(weights)) for i, p in enumerate(self._parts)]
+        weights = [sizes[i] if each.weight is None else each.weight for i, each in enumerate(self._datasets)]
+        return [(p.source, sizes[i], weights[i] / sum(weights)) for i, p in enumerate(self._datasets)]
 
     @property
     def warnings(self) -> list[str]:
         """Notes of loaders, and rows without an image where nearly every row has one: that may be a mistake."""
-        found, sizes = [f"{self._where(part)}: {note}" for part in self._parts for note in part.notes()], self._sizes
-        for part, ids in enumerate(self.without_image):
-            if ids and sizes[part] > 2 and len(ids) <= max(1, _FEW * sizes[part]):
-                where = f"{self._where(self._parts[part])}: {len(ids)} of {sizes[part]} rows"
+        sizes = self._sizes
+        found = [f"{self._where(each)}: {note}" for each in self._datasets for note in each.notes()]
+        for dataset, ids in enumerate(self.without_image):
+            if ids and sizes[dataset] > 2 and len(ids) <= max(1, _FEW * sizes[dataset]):
+                where = f"{self._where(self._datasets[dataset])}: {len(ids)} of {sizes[dataset]} rows"
                 have = "has no image, as the others have" if len(ids) == 1 else "have no image, as the others have"
                 found.append(f"{where} {have}: {listed(ids)}")
         return found
@@ -195,10 +194,10 @@ class PromptSource:
 
     def order(self, seed: int) -> Order:
         """The order in which a run takes the rows."""
-        weights = [part.weight for part in self._parts if part.weight is not None]
-        if len(self._parts) == 1 or len(weights) < len(self._parts):
+        weights = [each.weight for each in self._datasets if each.weight is not None]
+        if len(self._datasets) == 1 or len(weights) < len(self._datasets):
             return PromptOrder(len(self), seed)
-        return WeightedOrder(self._sizes, weights, [p.source for p in self._parts], seed)
+        return WeightedOrder(self._sizes, weights, [p.source for p in self._datasets], seed)
 
     def state(self) -> list[dict[str, Any]] | None:
         """The counts of rows that a run that goes on needs, as JSON can hold them; None if it needs none."""
@@ -225,7 +224,7 @@ class PromptSource:
         found = self._use(number, make)
         if found is not None:
             return found[1]
-        self._bad[self._part(number)].check()
+        self._bad[self._dataset(number)].check()
         self._broken.add(index)
         if not self.num_usable:
             raise DataError("No row is left: each one turned out to be of no use", where=self.name)
@@ -259,31 +258,31 @@ class PromptSource:
                 remedy=remedy,
             )
 
-    def _where(self, part: Part) -> str:
-        return self.name if len(self._parts) == 1 else f"{self.name}, dataset {part.source}"
+    def _where(self, dataset: DatasetRows) -> str:
+        return self.name if len(self._datasets) == 1 else f"{self.name}, dataset {dataset.source}"
 
     def _number(self, index: int) -> int:
         """The number of the row that a prompt is made of."""
         return self._kept[index]
 
-    def _part(self, number: int) -> int:
+    def _dataset(self, number: int) -> int:
         """The dataset of a row."""
         return bisect_right(self._starts, number) - 1
 
     def _row(self, number: int) -> Prompt:
-        part = self._part(number)
-        rows, source, row = self._parts[part].rows, self._parts[part].source, number - self._starts[part]
+        dataset = self._dataset(number)
+        rows, source, row = self._datasets[dataset].rows, self._datasets[dataset].source, number - self._starts[dataset]
         with plugin_errors(rows, "__getitem__"):
             prompt = rows[row]
             if not (isinstance(prompt, Prompt) and isinstance(prompt.id, str) and prompt.messages):
                 raise TypeError(f"row {row} is no Prompt with a text as id and at least one message: {prompt!r:.200}")
-        name = prompt.id if len(self._parts) == 1 else f"{source}/{prompt.id}"
+        name = prompt.id if len(self._datasets) == 1 else f"{source}/{prompt.id}"
         return replace(prompt, id=name, source=prompt.source or source)
 
     def _use(self, number: int, make: Callable[[Prompt], _T]) -> tuple[Prompt, _T] | None:
         """A row's prompt and the result of ``make`` on it; None if the row had to be dropped."""
-        part = self._part(number)
-        name = str(number - self._starts[part])
+        dataset = self._dataset(number)
+        name = str(number - self._starts[dataset])
         try:
             prompt = self._row(number)
             name = prompt.id
@@ -291,7 +290,7 @@ class PromptSource:
         except HubError:  # no row's fault
             raise
         except DataError as error:
-            self._drop(number, name, self._bad[part].add(name, error))
+            self._drop(number, name, self._bad[dataset].add(name, error))
             return None
 
     def _drop(self, number: int, prompt: str, reason: str) -> None:
@@ -314,10 +313,10 @@ class PromptSource:
             )
         return self._encoder.num_tokens(prompt)
 
-    def _select(self, part: int, seen: set[str]) -> None:
+    def _select(self, dataset: int, seen: set[str]) -> None:
         """Measure a dataset's rows, and keep those that can be used."""
-        where, lengths, limit = self._where(self._parts[part]), list[int](), self._limit
-        for number in range(self._starts[part], self._starts[part + 1]):
+        where, lengths, limit = self._where(self._datasets[dataset]), list[int](), self._limit
+        for number in range(self._starts[dataset], self._starts[dataset + 1]):
             if number % _TELL_EVERY == 0:
                 self._progress(f"rows of {self.name}", number, self.num_rows)
             used = self._use(number, self._measure)
@@ -332,16 +331,16 @@ class PromptSource:
                 self._drop_overlong(number, prompt.id, length)
                 continue
             self._kept.append(number)
-            self._sizes[part] += 1
+            self._sizes[dataset] += 1
             self._digest.update(contents(prompt, length).encode("utf-8", "surrogatepass"))
             self.lengths.append(length)
             self.sources[prompt.source] += 1
             self.max_images = max(self.max_images, len(prompt.images))
-            self.without_image[part] += [] if prompt.images else [prompt.id]
-        self._bad[part].check()
-        if not self._sizes[part]:
+            self.without_image[dataset] += [] if prompt.images else [prompt.id]
+        self._bad[dataset].check()
+        if not self._sizes[dataset]:
             causes = "".join(
-                f", {plural(count, 'row')}: {cause}" for cause, count in self._bad[part].causes.most_common()
+                f", {plural(count, 'row')}: {cause}" for cause, count in self._bad[dataset].causes.most_common()
             )
             raise DataError(
                 f"No row is left: {_distribution(lengths)}{causes}",
@@ -354,7 +353,7 @@ class PromptSource:
         if self._overlong == "fail":
             raise DataError(
                 f"A prompt is too long: {reason}",
-                where=f"{self._where(self._parts[self._part(number)])}, row {prompt}",
+                where=f"{self._where(self._datasets[self._dataset(number)])}, row {prompt}",
                 remedy="raise data.max_prompt_tokens, lower data.max_pixels, or set data.overlong to drop",
             )
         self.overlong_lengths.append(length)

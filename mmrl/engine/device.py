@@ -101,7 +101,7 @@ def keep_convolutions_whole() -> None:
     torch.backends.cudnn.allow_tf32 = False
 
 
-def environment(kind: DeviceKind, pipeline_parallel_size: int = 1) -> dict[str, str]:
+def variables(kind: DeviceKind, pipeline_parallel_size: int = 1) -> dict[str, str]:
     """Environment variables of a process, to be set before transformers, vLLM and DeepSpeed are imported.
 
     On a CPU, OpenMP threads are not bound (the learner shares them) and nothing is compiled: compiling the helpers
@@ -166,7 +166,7 @@ def returns_experts(kind: DeviceKind, stages: int = 1) -> bool:
     return model_runner(kind, stages) == 2
 
 
-def rank_environment(
+def rank_variables(
     kind: DeviceKind, *, rank: int, node_rank: int, world_size: int, address: str, port: int
 ) -> dict[str, str]:
     """Environment variables that tell a process which rank it is, and where rank 0 listens.
@@ -221,7 +221,7 @@ def sampler_arguments(
     On a CPU no prompt is prefilled in chunks: vLLM 0.32 would rewind the generator of a seeded request after an
     unfinished chunk, which only CUDA's generators can ("CPU Generator does not use offset").
     vLLM's own all-reduce looks for peers among the GPUs that a process sees; each rank's process sees one. The fusion
-    of all-reduce and norm is FlashInfer's: see ``environment``. In a pipeline a batch is
+    of all-reduce and norm is FlashInfer's: see ``variables``. In a pipeline a batch is
     scheduled when the one before has its tokens, as on a CPU, where it was tried.
 
     Args:

@@ -176,8 +176,8 @@ class PlannedModel:
         at_once = device.MERGED_AT_ONCE[self.kind]
         return layer_weights(quantized=quantized, adapted=adapted, width=self.width, merged_at_once=at_once)
 
-    def _features(self, config: Config, rows: Sequence[Work]) -> int:
-        """Image features that a rank keeps for a step if the tower is not trained; see ``device.FEATURE_BYTES``."""
+    def _image_features(self, config: Config, rows: Sequence[Work]) -> int:
+        """Bytes of image features, kept for a step if the tower is not trained; see ``device.FEATURE_BYTES``."""
         if (tower := self.shape.tower) is None or self.training.reaches("projector"):
             return 0
         tokens = (
@@ -208,7 +208,7 @@ class PlannedModel:
             self.states(config),
             max(self.activations(row, checkpointing=checkpointing) for row in rows),
             max(forward),
-            self._features(config, rows),
+            self._image_features(config, rows),
             device.RUNTIME_BYTES[self.kind],
             device.ASLEEP_BYTES[self.kind] if self.kind == "cuda" and config.sampler.name == "vllm" else 0,
             sum(self.sampler(config).weights),
@@ -226,7 +226,7 @@ class Footprint:
         states: DeepSpeed's states.
         activations: Activations of the largest micro-batch.
         forward: The same without gradients.
-        features: Image features, kept for a step.
+        image_features: Features of images, kept for a step.
         runtime: Allowed for memory outside of tensors.
         asleep: Allowed for a sampler that sleeps.
         sampler_weights: This rank's part of the sampler's weights.
@@ -238,7 +238,7 @@ class Footprint:
     states: States
     activations: int
     forward: int
-    features: int
+    image_features: int
     runtime: int
     asleep: int
     sampler_weights: int
@@ -250,7 +250,7 @@ class Footprint:
         """Bytes by phase and kind, while the learner owns the device."""
         held, kept = self.states, self.states.kept
         runtime = {"runtime": self.runtime + self.asleep}
-        kept |= {"image features": self.features}
+        kept |= {"image features": self.image_features}
         used = kept | {"reference": held.reference + held.reference_used}
         own = {"gradients": held.gradients, "buckets": held.buckets}
         whole = {"gathered": held.gathered, "layer": self.layer}

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from mmrl.config.sections import Config
-from mmrl.data.prompts import request_seed
+from mmrl.data.order import request_seed
 from mmrl.engine_api import Sampler, SamplingRequest
 from mmrl.errors import ConfigError, MMRLError, plugin_errors
 from mmrl.interfaces import Algorithm

@@ -7,7 +7,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from mmrl.data.prompts import Order, PromptSource
+from mmrl.data.order import Order
+from mmrl.data.prompts import PromptSource
 from mmrl.types import Prompt
 
 HANGS_S = 30.0

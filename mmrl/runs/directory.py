@@ -97,12 +97,12 @@ class RunDirectory:
         self.has_steps = any(record["step"] > 0 for record in read_records_back(path / "metrics.jsonl"))
 
     @classmethod
-    def create(cls, path: str | Path, *, new: bool = True, source: Path | None = None) -> RunDirectory:
+    def create(cls, path: str | Path, *, new: bool = True, begins_from: Path | None = None) -> RunDirectory:
         """The run directory at ``path``, made if needed; leftovers of a start that failed are taken over.
 
         Args:
             new: True if it must not hold a run yet.
-            source: The path of the checkpoint that the run begins from; it may have begun from there already.
+            begins_from: The path of the checkpoint that the run begins from; it may have begun from there already.
 
         Raises:
             ConfigError: The folder holds a run, or is not a folder.
@@ -121,14 +121,14 @@ class RunDirectory:
         except BaseException:
             lock.close()
             raise
-        begun_from = directory.source
-        if found and source and not (begun_from and begun_from.is_relative_to(source.expanduser().resolve())):
+        begun_from = directory.begun_from
+        if found and begins_from and not (begun_from and begun_from.is_relative_to(begins_from.expanduser().resolve())):
             directory._unlock()
             raise _occupied(path, found)
         return directory
 
     @property
-    def source(self) -> Path | None:
+    def begun_from(self) -> Path | None:
         """The checkpoint of another run that this one began from; None if it began from nothing."""
         begun = [record for record in self._read("attempts.jsonl") if "resumed_from" in record]
         for record in reversed(begun):
@@ -157,9 +157,9 @@ class RunDirectory:
         merged = merged_origins(origins, read_origins(self.path), self.path, changed)
         replace_file(self.path / ORIGINS, json.dumps(self._redact.plain(merged), indent=2) + "\n")
 
-    def write_environment(self, environment: Mapping[str, Any]) -> None:
+    def write_provenance(self, provenance: Mapping[str, Any]) -> None:
         """Write environment.json."""
-        replace_file(self.path / "environment.json", json.dumps(self._redact.plain(environment), indent=2) + "\n")
+        replace_file(self.path / "environment.json", json.dumps(self._redact.plain(provenance), indent=2) + "\n")
 
     def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one step to metrics.jsonl; ``time`` is in seconds since 1970."""

@@ -26,9 +26,9 @@ def inherit(
         CheckpointError: Images are not there.
         DataError: One does not show what its name says.
     """
-    source = checkpoint.path.parents[1]
-    directory.inherit(source, checkpoint.step)
-    theirs = MediaStore(source / "media", media.grid)
+    run = checkpoint.path.parents[1]
+    directory.inherit(run, checkpoint.step)
+    theirs = MediaStore(run / "media", media.grid)
     for image in (image for group in groups for image in group["images"]):
         name = _checked_hash(image["hash"], checkpoint)
         path = theirs.folder / f"{name}.png"

@@ -200,8 +200,8 @@ def prune(config: Config, directory: RunDirectory, scores: Mapping[int, float]) 
     checkpoints.prune(config.trainer.keep_checkpoints, best, drop_optimizers=drops)
 
 
-def environment(config: Config, engine: Engine) -> dict[str, Any]:
-    """The content of environment.json."""
+def provenance(config: Config, engine: Engine) -> dict[str, Any]:
+    """What has made the run's numbers, for environment.json: versions, machine, command, engine and plugins."""
     return {
         "mmrl": __version__,
         "python": platform.python_version(),

@@ -18,7 +18,7 @@ from mmrl.runs.directory import RunDirectory
 from mmrl.runs.episodes import playing
 from mmrl.runs.inheritance import inherit
 from mmrl.runs.overdue import step_watchdog
-from mmrl.runs.recorder import RunRecorder, environment, tell, tracking
+from mmrl.runs.recorder import RunRecorder, provenance, tell, tracking
 from mmrl.runs.restarts import RESTARTED, Restarts
 from mmrl.runs.reward_trial import RewardTrial
 from mmrl.runs.scored_rows import row_warnings
@@ -140,7 +140,7 @@ class TrainingRun:
 
         config, setup, directory = self._config, self._setup, self._directory
         algorithm = registry.create("algorithm", config.algorithm)
-        engine, facts = self._start_engine(stack, algorithm)
+        engine, found = self._start_engine(stack, algorithm)
         self._trial.check(0.0)
         trackers = stack.enter_context(tracking(config, directory, self._start.trackers))
         recorder = RunRecorder(config, directory, trackers, self._console, engine, setup.fingerprints)
@@ -165,11 +165,11 @@ class TrainingRun:
             setup.evaluation,
             RunContext(recorder, self._interruption, watchdog, profiler),
             precision=engine.precision,
-            peak_flops_per_s=_peak_of_all(facts, config),
+            peak_flops_per_s=_peak_of_all(found, config),
         )
 
     def _start_engine(self, stack: ExitStack, algorithm: Algorithm) -> tuple[Engine, Mapping[str, Any]]:
-        """A new engine, and the facts that the run's folder now has of it."""
+        """A new engine, and what environment.json now has of it."""
         from mmrl.cluster.launch import start_engine
 
         config, setup, directory = self._config, self._setup, self._directory
@@ -183,15 +183,15 @@ class TrainingRun:
         stack.callback(engine.close)
         self._interruption.renew()  # engines' packages take signals over
         self._interruption.check()
-        facts = environment(config, engine) | {"rows": setup.reading}
+        found = provenance(config, engine) | {"rows": setup.reading}
         self._console.line(
-            f"{'':{INDENT}}ready after {time.monotonic() - start:.0f} s: {facts['engine']['device_name']}, "
+            f"{'':{INDENT}}ready after {time.monotonic() - start:.0f} s: {found['engine']['device_name']}, "
             f"{engine.precision}"
         )
-        directory.write_environment(facts)
+        directory.write_provenance(found)
         directory.write_origins(self._origins, [change.key for change in self._start.changes])
         directory.write_config(to_yaml(config))
-        return engine, facts
+        return engine, found
 
     def _fit(self, trainer: Trainer) -> None:
         """Train from the start, or from the checkpoint."""
@@ -209,7 +209,7 @@ class TrainingRun:
         tell(self._directory, self._console, kind, **fields)
 
 
-def _peak_of_all(facts: Mapping[str, Any], config: Config) -> float | None:
+def _peak_of_all(found: Mapping[str, Any], config: Config) -> float | None:
     """Operations a second that the devices of all ranks do at most, as environment.json tells of one."""
-    peak = facts["engine"].get("peak")
+    peak = found["engine"].get("peak")
     return None if peak is None else peak["flops_per_s"] * config.cluster.ranks

@@ -14,7 +14,7 @@ from mmrl.config.sections import Config
 from mmrl.config.yaml_tree import join_errors, to_flow
 from mmrl.data.ahead import PromptsAhead
 from mmrl.data.images import MediaStore
-from mmrl.data.prompts import Part, Progress, PromptSource
+from mmrl.data.prompts import DatasetRows, Progress, PromptSource
 from mmrl.errors import ConfigError, plugin_errors, plural
 from mmrl.interfaces import Algorithm, Plugin, Reward, RunFacts, served_needs
 from mmrl.plugin_host import registry
@@ -376,7 +376,7 @@ class RunSetup:
         kind = PromptSource if name == "data.eval" else self._kind(sum(len(each.rows) for each in loaded))
         source = kind(
             [
-                Part(
+                DatasetRows(
                     spec.source,
                     each.rows,
                     spec.weight,

@@ -175,12 +175,12 @@ class Starts:
 
     def _resolve(self, resume: str) -> str:
         """``auto`` if the run has already begun from the path ``resume``, else ``resume`` as it is."""
-        has_begun, source = bool(self._checkpoints.all()), self._directory.source
-        if resume == "auto" and source is not None and not has_begun:
+        has_begun, begun_from = bool(self._checkpoints.all()), self._directory.begun_from
+        if resume == "auto" and begun_from is not None and not has_begun:
             raise ConfigError(
                 "the run was to begin from a checkpoint of another one, and ended before it did",
                 where=f"trainer.run_dir: {self._directory.path}",
-                remedy=f"begin it again with --resume {source}, or choose another trainer.run_dir",
+                remedy=f"begin it again with --resume {begun_from}, or choose another trainer.run_dir",
             )
         if resume in ("auto", "never"):
             return resume

@@ -53,16 +53,16 @@ class WorkerProcess:
 
     Args:
         module: Module of a function ``serve``, which is all that the process runs.
-        environment: Its environment variables.
+        variables: Its environment variables.
     """
 
-    def __init__(self, module: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, module: str, variables: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
             python(module),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=environment,
+            env=variables,
             start_new_session=True,
             bufsize=0,
         )

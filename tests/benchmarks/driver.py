@@ -371,7 +371,7 @@ def run(ranks: ShippedRanks, prompts: int, steps: int, folder: Path) -> None:
     from mmrl.cluster.group import RankGroup
     from mmrl.config.load import from_mapping
     from mmrl.data.images import ImageGrid, MediaStore
-    from mmrl.data.prompts import Part, PromptSource
+    from mmrl.data.prompts import DatasetRows, PromptSource
     from mmrl.engine.learner.counting import UnitCost
     from mmrl.engine.network.family import FAMILIES
     from mmrl.engine.network.image_form import OneGrid
@@ -406,7 +406,7 @@ def run(ranks: ShippedRanks, prompts: int, steps: int, folder: Path) -> None:
         for i in range(2 * prompts)
     ]
     encoder = ArrayEncoder()
-    source = PromptSource([Part("rows", rows)], encoder, max_prompt_tokens=PROMPT)
+    source = PromptSource([DatasetRows("rows", rows)], encoder, max_prompt_tokens=PROMPT)
     media = MediaStore(folder / "media", ImageGrid(28, 3136, 1_003_520))
     shape = Qwen2_5_VLConfig()
     model: Any = SimpleNamespace(config=shape, family=FAMILIES["qwen2_5_vl"], images=OneGrid(shape))

@@ -106,7 +106,7 @@ def measure(code: Path, model: Path, saved: Path, ranks: int, rounds: int) -> di
     meeting = host_meeting(bound)
     processes = []
     for rank in range(ranks):
-        place = device.rank_environment(
+        place = device.rank_variables(
             "cpu", rank=rank, node_rank=rank, world_size=ranks, address="127.0.0.1", port=port
         )
         paths = os.pathsep.join(map(str, (code, code / "plugins", code / "datasets")))

@@ -88,7 +88,7 @@ def measure(folder: Path, ranks: int, mib: Sequence[int], rounds: int) -> list[d
     meeting = host_meeting(bound)
     processes = []
     for rank in range(ranks):
-        place = device.rank_environment(
+        place = device.rank_variables(
             "cpu", rank=rank, node_rank=rank, world_size=ranks, address="127.0.0.1", port=port
         )
         environment = {**os.environ, **place, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}

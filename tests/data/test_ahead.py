@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mmrl.data.ahead import AHEAD, PromptsAhead
-from mmrl.data.prompts import Part, PromptSource
+from mmrl.data.prompts import DatasetRows, PromptSource
 from mmrl.errors import DataError
 from mmrl.rollout.prefetch import PromptPrefetcher
 from mmrl.types import Message, Prompt, RawImage
@@ -39,7 +39,7 @@ def row(index: int) -> Prompt:
 
 
 def source(num_rows: int = 60, kind: type[PromptSource] = PromptsAhead, **options: Any) -> PromptSource:
-    parts = [Part("kit", Rows(row(index) for index in range(num_rows)), None, options.pop("fingerprint", "v1"))]
+    parts = [DatasetRows("kit", Rows(row(index) for index in range(num_rows)), None, options.pop("fingerprint", "v1"))]
     options = {"max_prompt_tokens": 10, "max_bad_rows": 0.5, "max_images": 1} | options
     return kind(parts, Words(), **options)  # type: ignore[arg-type]
 
@@ -132,7 +132,7 @@ def test_rows_of_which_none_can_be_used_are_an_error_and_no_endless_search() -> 
 
 def test_a_dataset_without_rows_is_refused() -> None:
     with pytest.raises(DataError, match="the dataset has no rows") as caught:
-        PromptsAhead([Part("a", [row(1)]), Part("b", [])], Words(), max_prompt_tokens=10)  # type: ignore[arg-type]
+        PromptsAhead([DatasetRows("a", [row(1)]), DatasetRows("b", [])], Words(), max_prompt_tokens=10)  # type: ignore[arg-type]
     assert caught.value.where == "data.train, dataset b"
 
 
@@ -151,7 +151,7 @@ def test_without_a_loaders_fingerprint_some_rows_are_compared() -> None:
     def fingerprint(change: Callable[[Prompt], Prompt], at: int) -> str:
         rows = [row(index) for index in range(500)]
         rows[at] = change(rows[at])
-        return PromptsAhead([Part("kit", rows)], Words(), max_prompt_tokens=10).fingerprint  # type: ignore[arg-type]
+        return PromptsAhead([DatasetRows("kit", rows)], Words(), max_prompt_tokens=10).fingerprint  # type: ignore[arg-type]
 
     same = fingerprint(lambda each: each, 0)
     assert fingerprint(lambda each: each, 5) == same
@@ -160,6 +160,6 @@ def test_without_a_loaders_fingerprint_some_rows_are_compared() -> None:
 
 def test_ids_have_the_number_of_their_row() -> None:
     rows = [Prompt("same", (Message("user", "word"),)) for _ in range(3)]
-    parts = [Part("a", rows), Part("b", [row(0), row(1)])]
+    parts = [DatasetRows("a", rows), DatasetRows("b", [row(0), row(1)])]
     prompts = PromptsAhead(parts, Words(), max_prompt_tokens=10)  # type: ignore[arg-type]
     assert [prompts[i].id for i in range(5)] == ["a/same/0", "a/same/1", "a/same/2", "b/train/0", "b/train/1"]

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from mmrl.data.bad_rows import BadRows
-from mmrl.data.prompts import Part, PromptOrder, PromptSource, WeightedOrder, request_seed
+from mmrl.data.order import PromptOrder, WeightedOrder, request_seed
+from mmrl.data.prompts import DatasetRows, PromptSource
 from mmrl.errors import ConfigError, DataError, HubUnreachableError
 from mmrl.types import EncodedPrompt, Message, Prompt, RawImage, Sample
 
@@ -39,7 +40,7 @@ def row(index: int, num_words: int, text: str = "word", **columns: Any) -> Promp
 
 
 def source(rows: list[Prompt], **options: Any) -> PromptSource:
-    return PromptSource([Part("kit", rows)], WordCounter(), **{"max_prompt_tokens": 10} | options)
+    return PromptSource([DatasetRows("kit", rows)], WordCounter(), **{"max_prompt_tokens": 10} | options)
 
 
 class Faulty(list[Prompt]):
@@ -87,7 +88,7 @@ def test_the_order_is_pinned() -> None:
 
 def test_request_seeds_are_pinned_and_the_same_in_another_process() -> None:
     assert request_seed(0, 1, "train/17", 2) == PINNED_SEED
-    code = "from mmrl.data.prompts import request_seed; print(request_seed(0, 1, 'train/17', 2))"
+    code = "from mmrl.data.order import request_seed; print(request_seed(0, 1, 'train/17', 2))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert int(answer) == PINNED_SEED
 
@@ -240,7 +241,8 @@ def test_a_row_that_turns_out_bad_counts_until_there_are_too_many() -> None:
 def mixture(*weights: float | None, sizes: Sequence[int] = (5, 11, 300)) -> PromptSource:
     """Three datasets; the rows of the last one say themselves where they are from."""
     parts = [
-        Part(name, [row(i, 1) for i in range(size)], w) for name, size, w in zip("abc", sizes, weights, strict=True)
+        DatasetRows(name, [row(i, 1) for i in range(size)], w)
+        for name, size, w in zip("abc", sizes, weights, strict=True)
     ]
     parts[2] = replace(parts[2], rows=[replace(each, source="own") for each in parts[2].rows])
     return PromptSource(parts, WordCounter(), max_prompt_tokens=10)
@@ -278,7 +280,7 @@ def test_weighted_datasets_have_their_exact_shares_in_epochs_of_their_own(weight
 
 
 def test_two_weighted_datasets_never_miss_their_share_of_a_batch_by_more_than_one() -> None:
-    parts = [Part(name, [row(i, 1) for i in range(9)], weight) for name, weight in (("a", 0.37), ("b", 0.63))]
+    parts = [DatasetRows(name, [row(i, 1) for i in range(9)], weight) for name, weight in (("a", 0.37), ("b", 0.63))]
     order = PromptSource(parts, WordCounter(), max_prompt_tokens=10).order(0)
     first = np.cumsum([index < 9 for _, index in order.take(0, 2000)])
     for length in (1, 3, 8, 64):
@@ -323,10 +325,10 @@ def test_a_prompt_that_comes_twice_in_a_batch_has_another_seed() -> None:
 def test_each_mixed_dataset_needs_rows_and_has_a_bound_of_its_own() -> None:
     good, bad = [row(i, 1) for i in range(500)], rows_of(50, r0="null", r9="null")
     with pytest.raises(DataError, match="2 of 50 rows cannot be used") as caught:
-        PromptSource([Part("a", good), Part("b", bad)], WordCounter(), max_prompt_tokens=10)
+        PromptSource([DatasetRows("a", good), DatasetRows("b", bad)], WordCounter(), max_prompt_tokens=10)
     assert caught.value.where.startswith("data.train, dataset b, row 0: rows.jsonl, line 1")
     with pytest.raises(DataError, match="No row is left: 1 row of 99 to 99 tokens") as caught:
-        PromptSource([Part("a", good), Part("b", [row(0, 99)])], WordCounter(), max_prompt_tokens=10)
+        PromptSource([DatasetRows("a", good), DatasetRows("b", [row(0, 99)])], WordCounter(), max_prompt_tokens=10)
     assert "dataset b" in caught.value.where
 
 
@@ -423,7 +425,7 @@ def test_rows_without_an_image_are_told_of_where_nearly_all_have_one() -> None:
 
 def test_notes_of_a_loader_are_warnings_of_its_dataset() -> None:
     notes = ["column 'img' holds pictures"]
-    parts = [Part("a", [row(1, 1)], notes=lambda: notes), Part("b", [row(2, 1)])]
+    parts = [DatasetRows("a", [row(1, 1)], notes=lambda: notes), DatasetRows("b", [row(2, 1)])]
     found = PromptSource(parts, WordCounter(), max_prompt_tokens=10)
     assert found.warnings == ["data.train, dataset a: column 'img' holds pictures"]
 

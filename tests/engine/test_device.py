@@ -34,7 +34,7 @@ def settings_of(kind: Any, dtype: str = "bfloat16", **learner: Any) -> dict[str,
 
 @pytest.mark.parametrize(("kind", "local_rank"), [("cpu", "1"), ("cuda", "0")])
 def test_a_rank_knows_its_place(kind, local_rank):
-    place = device.rank_environment(kind, rank=9, node_rank=1, world_size=16, address="10.0.0.7", port=1234)
+    place = device.rank_variables(kind, rank=9, node_rank=1, world_size=16, address="10.0.0.7", port=1234)
     assert place == {
         "RANK": "9", "LOCAL_RANK": local_rank, "WORLD_SIZE": "16", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "1234",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
@@ -42,7 +42,7 @@ def test_a_rank_knows_its_place(kind, local_rank):
 
 
 def test_nothing_of_a_cpus_environment_reaches_cuda():
-    cpu, cuda = device.environment("cpu"), device.environment("cuda")
+    cpu, cuda = device.variables("cpu"), device.variables("cuda")
     assert cpu.keys() - cuda.keys() == {"TORCHDYNAMO_DISABLE", "VLLM_CPU_OMP_THREADS_BIND"}
     assert cuda.keys() - cpu.keys() == {"VLLM_ALLREDUCE_USE_FLASHINFER", "VLLM_ALLREDUCE_USE_SYMM_MEM"}
     assert not {name for name in cuda if "VLLM_CPU" in name or "DYNAMO" in name or "OFFLINE" in name}
@@ -62,7 +62,7 @@ print(json.dumps([kind, {name: value for name, value in os.environ.items() if be
 """
     clean = {name: os.environ[name] for name in ("PATH", "HOME", "PYTHONPATH") if name in os.environ}
     done = subprocess.run([sys.executable, "-c", code], env=clean, capture_output=True, text=True, check=True)
-    expected = device.environment("cuda") | device.QUIET | device.WAITING | device.PAGES
+    expected = device.variables("cuda") | device.QUIET | device.WAITING | device.PAGES
     assert json.loads(done.stdout) == ["cuda", expected]
 
 
@@ -90,7 +90,7 @@ def test_plain_attention_gets_repeated_heads_on_a_gpu_in_float32_alone(where, dt
 def test_vllm_knows_the_environment_variables_that_bear_its_name(kind):
     from vllm import envs
 
-    ours = {name for name in device.environment(kind) | device.QUIET if name.startswith("VLLM_")}
+    ours = {name for name in device.variables(kind) | device.QUIET if name.startswith("VLLM_")}
     assert ours <= envs.environment_variables.keys() and len(ours) >= 4
 
 
@@ -134,10 +134,10 @@ def test_vllm_reads_the_model_runner_that_its_logits_processor_is_for(kind, runn
 
     assert device.model_runner(kind) == runner and device.model_runner(kind, 2) == 1
     assert device.returns_experts(kind) == (kind == "cuda") and not device.returns_experts(kind, 2)
-    assert device.environment(kind, 2)["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    assert device.variables(kind, 2)["VLLM_USE_V2_MODEL_RUNNER"] == "0"
     for name in ("VLLM_USE_V2_MODEL_RUNNER", "VLLM_ALLREDUCE_USE_FLASHINFER", "VLLM_ALLREDUCE_USE_SYMM_MEM"):
         monkeypatch.delenv(name, raising=False)
-    for name, setting in device.environment(kind).items():
+    for name, setting in device.variables(kind).items():
         monkeypatch.setenv(name, setting)
     assert envs.environment_variables["VLLM_USE_V2_MODEL_RUNNER"]() is value
     for name in ("VLLM_ALLREDUCE_USE_FLASHINFER", "VLLM_ALLREDUCE_USE_SYMM_MEM"):
@@ -157,7 +157,7 @@ def test_a_vllm_whose_second_model_runner_takes_no_logits_processors_gets_the_fi
     found = spec_from_file_location("vllm", tmp_path / "vllm" / "__init__.py")
     monkeypatch.setattr(device.importlib.util, "find_spec", {"vllm": found}.get)
     assert device.model_runner("cuda") == runner and device.model_runner("cpu") == 1
-    assert device.environment("cuda")["VLLM_USE_V2_MODEL_RUNNER"] == str(runner - 1)
+    assert device.variables("cuda")["VLLM_USE_V2_MODEL_RUNNER"] == str(runner - 1)
     assert device.returns_experts("cuda") == (runner == 2)
 
 

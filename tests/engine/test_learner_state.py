@@ -179,9 +179,9 @@ class Told:
 
 
 def run_rank(rank: int, port: int, jobs: list[Job], folder: str, media: Any, rows: Any, results: Any) -> None:
-    os.environ.update(device.environment("cpu"))
+    os.environ.update(device.variables("cpu"))
     places = {"rank": rank, "node_rank": rank, "world_size": 2, "address": "127.0.0.1", "port": port}
-    os.environ.update(device.rank_environment("cpu", **places))
+    os.environ.update(device.rank_variables("cpu", **places))
     torch.set_num_threads(1)
     model, algorithm, own = ModelFolder.open(folder), GRPO(GRPO.Config()), rows[rank::2]
     worse = [replace(row, advantages=row.advantages * np.inf) for row in own] if rank else own

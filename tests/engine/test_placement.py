@@ -91,7 +91,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory, models: Callable[..., Pa
     ]
     ranks = []
     for rank in range(2):
-        place = device.rank_environment("cpu", rank=rank, node_rank=rank, world_size=2, address="127.0.0.1", port=port)
+        place = device.rank_variables("cpu", rank=rank, node_rank=rank, world_size=2, address="127.0.0.1", port=port)
         environment = {**os.environ, **place, "GLOO_SOCKET_IFNAME": "lo"}
         ranks.append(subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE))
     try:  # DeepSpeed may compile its helper first

@@ -37,7 +37,7 @@ def printed(folder: Path, models: list[Path], count: int) -> dict[str, Any]:
     command = [sys.executable, str(Path(__file__).with_name("sharded_ranks.py")), str(folder), *map(str, models)]
     ranks = []
     for rank in range(count):
-        place = device.rank_environment(
+        place = device.rank_variables(
             "cpu", rank=rank, node_rank=rank, world_size=count, address="127.0.0.1", port=port
         )
         environment = {**os.environ, **place, "GLOO_SOCKET_IFNAME": "lo"}

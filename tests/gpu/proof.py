@@ -152,7 +152,7 @@ def _absent(modules: Sequence[str]) -> list[str]:
 
 def _environment(kind: str, folder: Path) -> dict[str, str]:
     """That of a section: this repository's code, whatever is installed; where mmrl is not, its plugins' names too."""
-    from mmrl.commands.doctor.selftest import trial_environment
+    from mmrl.commands.doctor.selftest import trial_variables
     from mmrl.system.version import DISTRIBUTION
 
     paths = [ROOT, ROOT / "plugins", ROOT / "datasets"]
@@ -171,7 +171,7 @@ def _environment(kind: str, folder: Path) -> dict[str, str]:
         paths.append(folder)
     inherited = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([*map(str, paths), *([inherited] if inherited else [])])
-    return {**trial_environment(os.environ, kind), "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
+    return {**trial_variables(os.environ, kind), "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
 
 
 def _detect() -> tuple[str, int]:

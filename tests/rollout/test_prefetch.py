@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mmrl.data.prompts import Part, PromptSource
+from mmrl.data.prompts import DatasetRows, PromptSource
 from mmrl.errors import DataError
 from mmrl.rollout.prefetch import PromptPrefetcher
 from mmrl.types import Message, Prompt
@@ -23,7 +23,7 @@ class Lengths:
 
 def source(num_rows: int, **options: float) -> PromptSource:
     rows = [Prompt(f"train/{index}", (Message("user", "?"),), answer="") for index in range(num_rows)]
-    return PromptSource([Part("kit", rows)], Lengths(), max_prompt_tokens=10, **options)
+    return PromptSource([DatasetRows("kit", rows)], Lengths(), max_prompt_tokens=10, **options)
 
 
 def supply(prompts: PromptSource, make: Callable[[Prompt], str]) -> PromptPrefetcher[str]:

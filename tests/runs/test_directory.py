@@ -123,7 +123,7 @@ def test_what_a_failed_start_leaves_can_be_started_in_again(tmp_path):
     run = RunDirectory.create(tmp_path)
     run.media.mkdir()
     run.checkpoints.mkdir()
-    run.write_environment({"python": "3"})
+    run.write_provenance({"python": "3"})
     run.event("fault", message="no model")
     run.write_rollouts(1, [credited_group()])
     run.release()
@@ -483,7 +483,7 @@ def test_secrets_reach_no_file(tmp_path, monkeypatch):
     run = RunDirectory.create(tmp_path)
     hub, other = "hf_" + "a1B2" * 8, "sk-proj-" + "a1B2" * 8
     run.write_config(f"path: {hub}\n")
-    run.write_environment({"argv": ["--key", "correct-horse-battery"]})
+    run.write_provenance({"argv": ["--key", "correct-horse-battery"]})
     run.event("fault", message=f"401 for {other}", where={"header correct-horse-battery": 1})
     run.append_metrics(1, {f"my key is {hub}, short": 1.0})
     written = "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())

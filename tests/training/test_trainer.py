@@ -19,7 +19,8 @@ import pytest
 
 from mmrl.config.load import from_mapping
 from mmrl.config.plugin_specs import RewardSpec
-from mmrl.data.prompts import Part, PromptOrder, PromptSource
+from mmrl.data.order import PromptOrder
+from mmrl.data.prompts import DatasetRows, PromptSource
 from mmrl.engine.sampler.admissions import OneByOneSampler
 from mmrl.engine_api import Learner, SamplingRequest, UpdateResult
 from mmrl.errors import ConfigError, DataError, DeviceBusyError, NumericsError, PluginError, ResourceError
@@ -271,7 +272,7 @@ def run() -> Callable[..., Run]:
         config = from_mapping(base | sections)
         fake, recorder, encoder = FakeEngine(algorithm, **(engine or {})), FakeRecorder(), FakeEncoder(broken)
         rows = [Prompt(f"p{i}", (Message("user", "x" * (i + 1)),), demonstration="y" * (i + 2)) for i in range(5)]
-        source = PromptSource([Part("kit", rows)], encoder, max_prompt_tokens=9, max_bad_rows=0.2)
+        source = PromptSource([DatasetRows("kit", rows)], encoder, max_prompt_tokens=9, max_bad_rows=0.2)
         source.listen(lambda prompt, reason: recorder.event("dropped", prompt=prompt, reason=reason))
         penalties = frozenset({"other"})
         collector = Collector(

@@ -95,7 +95,7 @@ def make_run(folder: Path, *, live: bool = False) -> Path:
     directory.begin_attempt(None, command=["mmrl", "train", "shapes.yaml"], changes=[])
     directory.write_config(CONFIG)
     directory.write_origins(ORIGINS)
-    directory.write_environment({"mmrl": "0.3.0", "python": "3.11.2", "cpus": 2, "engine": {"device_name": "CPU"}})
+    directory.write_provenance({"mmrl": "0.3.0", "python": "3.11.2", "cpus": 2, "engine": {"device_name": "CPU"}})
     for step in (0, *STEPS):
         directory.append_metrics(step, _metrics(step))
     _record(directory, media, 1)

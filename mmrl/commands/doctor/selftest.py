@@ -39,7 +39,7 @@ def self_test(
         with tempfile.TemporaryDirectory(prefix="mmrl-doctor-") as folder:
             rows, log = Path(folder, "rows"), Path(folder, "log")
             rows.touch()
-            how = run([*command, kind, precision, str(rows)], trial_environment(os.environ, kind), log, timeout_s)
+            how = run([*command, kind, precision, str(rows)], trial_variables(os.environ, kind), log, timeout_s)
             yield from (Finding(**json.loads(line)) for line in rows.read_text("utf-8").splitlines())
             if how:
                 tail = [line.strip() for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
@@ -47,14 +47,14 @@ def self_test(
                 yield Finding("engine", f"{precision}: process", "bad", found, REPORT)
 
 
-def trial_environment(environ: Mapping[str, str], kind: DeviceKind) -> dict[str, str]:
-    """The environment of a trial: this one, with the GPUs hidden from a trial on the CPU."""
+def trial_variables(environ: Mapping[str, str], kind: DeviceKind) -> dict[str, str]:
+    """Environment variables of a trial: this process's, with the GPUs hidden from a trial on the CPU."""
     return {**WAITING, **environ} | ({"CUDA_VISIBLE_DEVICES": ""} if kind == "cpu" else {})
 
 
 def run(
     command: Sequence[str],
-    environment: Mapping[str, str],
+    variables: Mapping[str, str],
     log: Path,
     timeout_s: float,
     meanwhile: Callable[[], None] = lambda: None,
@@ -67,7 +67,7 @@ def run(
     deadline = time.monotonic() + timeout_s
     with log.open("ab") as file:
         process = subprocess.Popen(
-            command, env=dict(environment), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            command, env=dict(variables), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
             while (status := _status(process, min(1.0, max(deadline - time.monotonic(), 0.0)))) is None:

@@ -104,7 +104,7 @@ class ModelFolder:
             ) from error
         # Code of the folder's own is looked at once it is loaded.
         if family.vision and (body := MODEL_MAPPING.get(type(config), None)):
-            check_takes_features(body, where)
+            check_takes_image_features(body, where)
         try:
             generation = GenerationConfig.from_pretrained(here)
         except OSError:
@@ -248,7 +248,7 @@ def _typed(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     }
 
 
-def check_takes_features(body: Any, where: str) -> None:
+def check_takes_image_features(body: Any, where: str) -> None:
     """Check that the body of a vision-language model takes the features that the vision tower made of its images.
 
     transformers before 5.18 drops them in silence, and the learner would train as if there were no images.
@@ -259,7 +259,7 @@ def check_takes_features(body: Any, where: str) -> None:
     Raises:
         ResourceError: It does not.
     """
-    if takes_features(body):
+    if takes_image_features(body):
         return
     raise ResourceError(
         f"transformers {version('transformers')} is too old to train a model that reads images: it would drop them",
@@ -269,16 +269,16 @@ def check_takes_features(body: Any, where: str) -> None:
     )
 
 
-def takes_features(body: Any) -> bool:
-    """True if the body of a vision-language model takes features of images; see ``check_takes_features``."""
+def takes_image_features(body: Any) -> bool:
+    """True if the body of a vision-language model takes features of images; see ``check_takes_image_features``."""
     return "mm_encoder_outputs" in inspect.signature(body.forward).parameters
 
 
 def trains_on_images() -> bool:
-    """True if the installed transformers can train models on images; see ``check_takes_features``."""
+    """True if the installed transformers can train models on images; see ``check_takes_image_features``."""
     import transformers
 
-    return takes_features(transformers.Qwen2_5_VLModel)
+    return takes_image_features(transformers.Qwen2_5_VLModel)
 
 
 def _is_hub_id(name: str) -> bool:

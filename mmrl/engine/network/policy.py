@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from mmrl.config.sections import LoraConfig
 from mmrl.engine import device
 from mmrl.engine.network import adapters, attention, experts, quantization
-from mmrl.engine.network.folder import ModelFolder, check_takes_features
+from mmrl.engine.network.folder import ModelFolder, check_takes_image_features
 from mmrl.engine.network.image_form import Features
 from mmrl.engine.network.layout import rows_at
 from mmrl.engine.network.linear_attention import pack_states
@@ -216,7 +216,7 @@ def load_policy(
     with torch.random.fork_rng(devices=[]):  # some layers draw numbers when they are made
         model = _read(folder, reading) if with_weights else empty_model(folder, options)
     if folder.family.vision:
-        check_takes_features(model.base_model, f"model.path: {folder.name}")
+        check_takes_image_features(model.base_model, f"model.path: {folder.name}")
         # Not above: for a name with "flash" in it, transformers would there look for a package.
         tower = device.tower_attention(kind, dtype) if folder.images.packed_tower else "sdpa"
         model.set_attn_implementation({"vision_config": tower})

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from mmrl.config.plugin_specs import EnvironmentSpec
-from mmrl.data.prompts import request_seed
+from mmrl.data.order import request_seed
 from mmrl.engine_api import EAGER, SamplingRequest
 from mmrl.types import (
     ENVIRONMENT,

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mmrl.commands.doctor.finding import Finding, exit_code
-from mmrl.commands.doctor.selftest import run, self_test, trial_environment
+from mmrl.commands.doctor.selftest import run, self_test, trial_variables
 
 ROW = Finding("numbers", "fp32 attention", "ok", "fine")
 
@@ -130,8 +130,8 @@ def test_a_process_that_hangs_is_ended_with_its_children(script, tmp_path):
 
 def test_a_trial_on_the_cpu_sees_no_gpu_and_one_on_the_gpu_sees_what_this_process_sees():
     environ = {"CUDA_VISIBLE_DEVICES": "3", "OMP_WAIT_POLICY": "active"}
-    assert trial_environment(environ, "cpu") == environ | {"CUDA_VISIBLE_DEVICES": "", "GOMP_SPINCOUNT": "0"}
-    assert trial_environment(environ, "cuda")["CUDA_VISIBLE_DEVICES"] == "3"
+    assert trial_variables(environ, "cpu") == environ | {"CUDA_VISIBLE_DEVICES": "", "GOMP_SPINCOUNT": "0"}
+    assert trial_variables(environ, "cuda")["CUDA_VISIBLE_DEVICES"] == "3"
 
 
 @pytest.mark.full

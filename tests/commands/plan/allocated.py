@@ -183,7 +183,7 @@ def main(rank: int, ranks: int, port: int, folder: str, settings: str) -> None:
     if interface := interface_of("127.0.0.1"):
         os.environ["GLOO_SOCKET_IFNAME"] = interface
     place = {"rank": rank, "node_rank": rank, "world_size": ranks, "address": "127.0.0.1", "port": port}
-    os.environ.update(device.rank_environment("cpu", **place) | {"TORCHELASTIC_USE_AGENT_STORE": "False"})
+    os.environ.update(device.rank_variables("cpu", **place) | {"TORCHELASTIC_USE_AGENT_STORE": "False"})
     with redirect_stdout(sys.stderr):
         answers = []
         for sections in json.loads(settings):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mmrl.config.load import from_mapping
-from mmrl.data.prompts import request_seed
+from mmrl.data.order import request_seed
 from mmrl.errors import ConfigError
 from mmrl.interfaces import Algorithm, Needs
 from mmrl.rollout.collector import Collector, sampled_metrics
