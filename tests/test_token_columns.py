@@ -49,4 +49,4 @@ def test_a_need_is_a_field_of_needs():
 def test_columns_follow_from_needs_and_the_number_of_optimizer_steps(needs, updates, asked):
     names = {column.name for column in needs.columns(updates)}
     assert names == {"advantages", "sampler_logprobs", "logprobs", "entropy"} | asked
-    assert needs.roles == {"policy", *(["reference"] if "reference_logprobs" in asked else [])}
+    assert needs.roles == (("policy", "reference") if "reference_logprobs" in asked else ("policy",))

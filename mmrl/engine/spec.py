@@ -34,9 +34,7 @@ class EngineSpec:
     @property
     def roles(self) -> tuple[str, ...]:
         """The roles of the learner's networks; none without a learner."""
-        if self.algorithm is None:
-            return ()
-        return ("policy", "reference") if self.algorithm.needs().reference_logprobs else ("policy",)
+        return () if self.algorithm is None else self.algorithm.needs().roles
 
     @property
     def max_sequence_images(self) -> int:

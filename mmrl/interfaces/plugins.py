@@ -129,6 +129,8 @@ class Refill:
 class Needs:
     """Needs of an algorithm beyond rollouts and rewards.
 
+    Values that it does not ask for are None in ``Batch`` and ``PackedTokens``, unless the run has them anyway.
+
     Attributes:
         reference_logprobs: Log-probs of the frozen initial policy; loads a second model.
         old_logprobs: The learner's log-probs before ``credit``, even when one optimizer step follows.
@@ -173,9 +175,9 @@ class Needs:
         )
 
     @property
-    def roles(self) -> frozenset[str]:
-        """The networks that compute these columns; the policy is always among them."""
-        return frozenset(column.role for column in self.columns(1) if column.role)
+    def roles(self) -> tuple[str, ...]:
+        """The roles of the networks that compute these columns, the policy first."""
+        return tuple(dict.fromkeys([POLICY, *(column.role for column in self.columns(1) if column.role)]))
 
     @property
     def unserved(self) -> tuple[str, ...]:

@@ -58,7 +58,8 @@ def _used(frame: FrameType, line: int, attributes: Set[str]) -> set[str]:
         lines.setdefault(each.positions.lineno if each.positions else None, []).append(each)
 
     def names(at: int | None, opname: str) -> set[str]:
-        return {each.argval for each in lines.get(at, ()) if each.opname == opname}
+        found = [each.argval for each in lines.get(at, ()) if each.opname.startswith(opname)]
+        return {name for each in found for name in (each if isinstance(each, tuple) else (each,))}
 
     found = names(line, "LOAD_ATTR") & attributes
     for other in lines:

@@ -103,14 +103,12 @@ def columns_before(batch: Batch, credit: Credit, masks: Sequence[BoolArray]) -> 
 
     Those by credit are 0 outside the masks.
     """
-    found: dict[str, Sequence[FloatArray]] = {}
+    found = {column.name: getattr(batch, column.name) for column in COLUMNS if column.known == "before the step"}
     for column in COLUMNS:
-        if column.known == "by credit":
-            values = zip(getattr(credit, column.name), masks, strict=True)
+        if column.known == "by credit" and (given := getattr(credit, column.name)) is not None:
+            values = zip(given, masks, strict=True)
             found[column.name] = [np.where(mask, np.asarray(value, np.float64), 0.0) for value, mask in values]
-        elif column.known == "before the step" and getattr(batch, column.name) is not None:
-            found[column.name] = getattr(batch, column.name)
-    return found
+    return {name: values for name, values in found.items() if values is not None}
 
 
 def training_rows(

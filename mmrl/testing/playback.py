@@ -234,13 +234,13 @@ class RecordedBatch:
         )
 
 
-def _rollout(row: int, mask: BoolArray, sampler_logprobs: FloatArray) -> Rollout:
+def _rollout(row: int, mask: BoolArray, logprobs: FloatArray) -> Rollout:
     """A completion whose segments alternate where the mask does."""
     segments, start = [], 0
     for by_policy, run in groupby(mask.tolist()):
         end = start + len(list(run))
         ids: IntArray = np.zeros(end - start, np.int32)
-        segments.append(Segment(ids, by_policy, sampler_logprobs[start:end]))
+        segments.append(Segment(ids, by_policy, logprobs[start:end]))
         start = end
     return Rollout(PROMPT, tuple(segments), row, "", "stop", 0)
 

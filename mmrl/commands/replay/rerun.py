@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from mmrl.plugin_host import registry
 from mmrl.rollout.batch import batch_of, rollouts_of, weights_of
 from mmrl.rollout.collector import SampledBatch, sampled_metrics, select
 from mmrl.rollout.records import RecordedStep
+from mmrl.token_columns import COLUMNS, POLICY, TokenColumn
 from mmrl.training.logprob_check import LogprobCheck
 from mmrl.training.updater import LearnSettings, StepResult, Update, finished, learn
 from mmrl.types import CreditedGroup, FloatArray, Rollout, Sample, SampleKey, ScoredGroup, TrainingRow
@@ -34,10 +35,16 @@ ROUTERS_LOSS = "loss/router_aux"
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedReference:
+class RecordedNetwork:
     """Implements ``engine_api.Network`` with the log-probs that a run recorded of a frozen network."""
 
     logprobs: Mapping[SampleKey, FloatArray]
+
+    @classmethod
+    def of(cls, column: TokenColumn, groups: Sequence[CreditedGroup]) -> Self:
+        """The network that computed this column."""
+        values = ((group.scored.rollouts, getattr(group, column.credited)) for group in groups)
+        return cls({rollout.key: each for found in values for rollout, each in zip(*found, strict=False)})
 
     def score(self, samples: Sequence[Sample], *, way: Way = "packed") -> list[FloatArray]:
         return [self.logprobs[sample.key] for sample in samples]
@@ -70,12 +77,8 @@ class RecordedLearner(Learner):
         self._recorded = {
             rollout.key: (group, index) for group in groups for index, rollout in enumerate(group.scored.rollouts)
         }
-        reference = {
-            rollout.key: values
-            for group in groups
-            for rollout, values in zip(group.scored.rollouts, group.reference_logprobs, strict=False)
-        }
-        self.networks = {"policy": self, "reference": RecordedReference(reference)}
+        frozen = [column for column in COLUMNS if column.known == "before the step" and column.role != POLICY]
+        self.networks = {POLICY: self, **{column.role: RecordedNetwork.of(column, groups) for column in frozen}}
         self._asked = Counter[SampleKey]()
         self.names, self.unknown = set[str](), set[str]()
         self.scale: list[float] = []

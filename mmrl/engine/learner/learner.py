@@ -116,7 +116,7 @@ class DeepSpeedLearner(Learner):
             self._engine.compile()  # else DeepSpeed leaves it at a notice
         self.settings = settings
         self._policy, self._wide, self._reference = policy, wide, reference
-        roles = ("policy", "reference") if algorithm.needs().reference_logprobs else ("policy",)
+        roles = algorithm.needs().roles
         self.networks = {role: _OfRole(self, role) for role in roles}
         self._collate, self._algorithm, self._config, self._folder = collator, algorithm, config, folder
         self._idle, self._lora, self._saves_optimizer = idle_sample(folder), lora, saves_optimizer
