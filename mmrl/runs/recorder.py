@@ -201,7 +201,7 @@ def prune(config: Config, directory: RunDirectory, scores: Mapping[int, float]) 
 
 
 def provenance(config: Config, engine: Engine) -> dict[str, Any]:
-    """What has made the run's numbers, for environment.json: versions, machine, command, engine and plugins."""
+    """The content of environment.json: versions, machine, command, engine and plugins."""
     return {
         "mmrl": __version__,
         "python": platform.python_version(),

@@ -21,6 +21,7 @@ from mmrl.runs.overdue import step_watchdog
 from mmrl.runs.recorder import RunRecorder, provenance, tell, tracking
 from mmrl.runs.restarts import RESTARTED, Restarts
 from mmrl.runs.reward_trial import RewardTrial
+from mmrl.runs.run_warnings import config_warnings, image_warnings, model_warnings
 from mmrl.runs.scored_rows import row_warnings
 from mmrl.runs.start import Start, Starts
 from mmrl.runs.summary import closing, opening, shown_metrics
@@ -70,14 +71,14 @@ class TrainingRun:
             stack.callback(self._console.close)
             with garbage_kept():
                 _ = setup.algorithm, setup.num_adapter_weights  # first: their errors come before anything starts
-                _ = setup.warnings, setup.model_warnings
-            for warning in [*setup.warnings, *setup.model_warnings]:
+                warnings = [*config_warnings(setup), *model_warnings(setup)]
+            for warning in warnings:
                 self._tell("warning", message=warning)
             # Workers import their rewards while the engine starts.
             scorer = stack.enter_context(Scorer(config.rewards))
             with garbage_kept():
                 sources = setup.training, setup.evaluation
-            for warning in setup.image_warnings:
+            for warning in image_warnings(setup):
                 self._tell("warning", message=warning)
             for source in sources:
                 for warning in [*source.warnings, *row_warnings(setup, source)] if source is not None else ():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
@@ -11,31 +11,26 @@ from typing import TYPE_CHECKING, cast
 
 from mmrl.config.plugin_specs import DatasetSpec
 from mmrl.config.sections import Config
-from mmrl.config.yaml_tree import join_errors, to_flow
 from mmrl.data.ahead import PromptsAhead
 from mmrl.data.images import MediaStore
 from mmrl.data.prompts import DatasetRows, Progress, PromptSource
 from mmrl.errors import ConfigError, plugin_errors, plural
-from mmrl.interfaces import Algorithm, Plugin, Reward, RunFacts, served_needs
+from mmrl.interfaces import Algorithm, Reward, served_needs
 from mmrl.plugin_host import registry
 from mmrl.plugin_host.used import own_code
 from mmrl.rollout.episodes.process import EnvironmentFacts
 from mmrl.runs import checks
-from mmrl.runs.dataset import Dataset, texts
+from mmrl.runs.dataset import Dataset
 from mmrl.runs.environment import checked_facts
 from mmrl.runs.resumption import DATA, MODEL, model_fingerprint
 from mmrl.system.report import rows
 from mmrl.training.sources import SOURCES, Source
-from mmrl.types import ENVIRONMENT
 
 if TYPE_CHECKING:
     from mmrl.engine.device import DeviceKind
     from mmrl.engine.network.folder import ModelFolder
     from mmrl.engine.spec import EngineSpec
     from mmrl.engine.text.encoding import Encoder
-
-LORA_RATE = 1e-5
-"""Learning rates of adapters begin here; those of whole weights end here."""
 
 
 class RunSetup:
@@ -91,51 +86,6 @@ class RunSetup:
     def source(self) -> type[Source]:
         """The strategy that gives a step its samples."""
         return SOURCES[self.algorithm.source]
-
-    @cached_property
-    def warnings(self) -> list[str]:
-        """Warnings about this run, most of them the plugins', each with its key.
-
-        Raises:
-            ConfigError: Options of plugins do not go together with the run's; names all of them at once.
-        """
-        warnings, errors = list[str](), list[ConfigError]()
-        for where, plugin in self._checking_plugins():
-            with plugin_errors(plugin, "check"):
-                try:
-                    warnings += [f"{where}: {warning}" for warning in texts(plugin.check(self._facts))]
-                except ValueError as error:
-                    errors.append(ConfigError(str(error), where=where))
-        if errors:
-            raise join_errors(errors)
-        rate = self.config.learner.lr
-        if self.config.model.lora is not None and rate < LORA_RATE:
-            warnings.append(
-                f"learner.lr: {rate:g} moves adapters little; {LORA_RATE:g} to 2e-4 are usual with model.lora"
-            )
-        if self.config.environment is not None and self.config.environment.scheduling == "eager":
-            what = "what shares a batch depends on the clock, so the run, or a resumed one, does not repeat to the bit"
-            warnings.append(f"environment.scheduling: eager: {what}")
-        return warnings
-
-    @property
-    def model_warnings(self) -> list[str]:
-        """Warnings about settings of the config that the model cannot follow."""
-        from mmrl.engine.device import detect, lacks_state_kernels, overruled
-        from mmrl.engine.network.shape import model_shape
-
-        family, warnings = self.folder.family, list[str]()
-        if self.config.learner.share_prefix == "auto" and not family.shares_prefix:
-            what = f"models of type {family.model_type} cannot share a prompt: each completion is packed with its own"
-            warnings.append(f"learner.share_prefix: {what}")
-        sampler = self.config.sampler
-        for key, value in overruled(detect(), sampler.engine).items() if self.with_sampler else ():
-            what = f"is for GPUs, and vLLM for CPUs fails with it, so here it is {to_flow(value)}"
-            warnings.append(f"sampler.engine.{key}: {to_flow(sampler.engine[key])} {what}")
-        if model_shape(self.folder.config).linear is not None and lacks_state_kernels(detect()):
-            what = "the learner computes linear attention in plain torch, which is slow on a GPU"
-            warnings.append(f"model.path: {what}; its kernels come with `pip install flash-linear-attention`")
-        return warnings
 
     @cached_property
     def penalties(self) -> frozenset[str]:
@@ -260,20 +210,6 @@ class RunSetup:
         return {MODEL: model_fingerprint(self.folder), DATA: self.training.fingerprint, **code}
 
     @property
-    def image_warnings(self) -> list[str]:
-        """Warnings that training rows have no image, though the model reads images or evaluation rows have some."""
-        observes = self.config.environment is not None and self.config.environment.max_images > 0
-        if not self.prompts.is_scanned or self.prompts.max_images or observes:
-            return []
-        remedy = "if there are pictures, name their column (data.train.images)"
-        if self.evaluation is not None and self.evaluation.max_images:
-            return [f"data.train: no row has an image, and rows of data.eval have: {remedy}"]
-        if not self.folder.family.vision:
-            return []
-        model = self.folder.family.model_type
-        return [f"data.train: no row has an image, and the model ({model}) reads images: {remedy}"]
-
-    @property
     def with_sampler(self) -> bool:
         """True if anything is sampled."""
         return self.source.samples or self.config.data.eval is not None
@@ -345,29 +281,6 @@ class RunSetup:
                 with safe_open(Path(self.folder.path) / name, "np") as file:
                     count += sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
         return count or None
-
-    @property
-    def _facts(self) -> RunFacts:
-        config, facts = self.config, self.environment
-        components = () if facts is None else (ENVIRONMENT, *facts.components)
-        return RunFacts(
-            group_size=config.sampler.group_size,
-            prompts_per_step=config.trainer.prompts_per_step,
-            max_new_tokens=config.sampler.max_new_tokens,
-            updates_per_batch=config.learner.minibatches * config.learner.epochs,
-            rewards=(*dict.fromkeys(spec.metric for spec in config.rewards), *components),
-            accuracy=config.accuracy,
-        )
-
-    def _checking_plugins(self) -> Iterator[tuple[str, Plugin]]:
-        """The plugins that check a run, each with its key and name.
-
-        The others are not made for it: a reward, which else lives in worker processes alone, may be large.
-        """
-        yield f"algorithm: {self.config.algorithm.name}", self.algorithm
-        for key, kind, spec in self.config.plugins():
-            if kind != "algorithm" and registry.resolve(kind, spec).check is not Plugin.check:
-                yield f"{key}: {spec.name}", registry.create(kind, spec)
 
     def _source(self, specs: Sequence[DatasetSpec], name: str, *, scored: bool) -> PromptSource:
         data = self.config.data

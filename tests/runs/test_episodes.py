@@ -10,6 +10,7 @@ from mmrl.errors import ConfigError
 from mmrl.rollout.episodes.player import EpisodePlayer
 from mmrl.rollout.episodes.process import EnvironmentFacts
 from mmrl.runs.episodes import playing
+from mmrl.runs.run_warnings import config_warnings, run_facts
 from mmrl.runs.setup import RunSetup
 
 FACTS = EnvironmentFacts(({"type": "function", "function": {"name": "look"}},), ("length",), 1.0)
@@ -37,16 +38,16 @@ def setup(tmp_path, monkeypatch, models):
 def test_an_environment_is_enough_to_learn_from(setup):
     made = setup()
     assert made.algorithm.needs() is not None
-    assert made._facts.rewards == ("environment", "length") and made._facts.accuracy == "environment"
+    assert (facts := run_facts(made)).rewards == ("environment", "length") and facts.accuracy == "environment"
     with pytest.raises(ConfigError, match="needs a reward"):
         _ = setup(environment=None).algorithm
 
 
 def test_a_run_is_told_that_eager_answers_do_not_repeat(setup):
     options = {"name": "python", "workers": 1}
-    (told,) = setup(environment={**options, "scheduling": "eager"}).warnings
+    (told,) = config_warnings(setup(environment={**options, "scheduling": "eager"}))
     assert told.startswith("environment.scheduling: eager") and "does not repeat to the bit" in told
-    assert setup(environment=options).warnings == []
+    assert config_warnings(setup(environment=options)) == []
 
 
 @pytest.mark.parametrize(("family", "most"), [("qwen2_5_vl", 2 + 5), ("qwen2", 0)])

@@ -20,6 +20,7 @@ from mmrl.config.sections import Config
 from mmrl.engine.machine.host_memory import HostMemory, check_hosts
 from mmrl.engine.network.family import FAMILIES
 from mmrl.errors import ConfigError, PluginError, ResourceError
+from mmrl.runs.run_warnings import config_warnings, model_warnings
 from mmrl.runs.setup import RunSetup
 
 REWARDS = """
@@ -96,7 +97,7 @@ def plan(config: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[...,
 
 
 def test_plugins_warn_of_a_run_that_they_know(plan):
-    assert plan(["beware"]).warnings == [
+    assert config_warnings(plan(["beware"])) == [
         "algorithm: strict: 5 x 3 rollouts of 7 for ('plain', 'care')",
         "rewards.1: careful: beware",
     ]
@@ -110,7 +111,7 @@ def test_a_model_that_cannot_share_a_prompt_is_told_of(plan, asked, can):
     made = plan(learner={"share_prefix": asked})
     made.folder = SimpleNamespace(family=replace(FAMILIES["llama"], shares_prefix=can), config=LlamaConfig())
     told = ["learner.share_prefix: models of type llama cannot share a prompt: each completion is packed with its own"]
-    assert made.model_warnings == (told if asked == "auto" and not can else [])
+    assert model_warnings(made) == (told if asked == "auto" and not can else [])
 
 
 def test_linear_attention_in_plain_torch_on_a_gpu_is_told_of(plan, monkeypatch):
@@ -118,14 +119,14 @@ def test_linear_attention_in_plain_torch_on_a_gpu_is_told_of(plan, monkeypatch):
 
     made = plan()
     made.folder = SimpleNamespace(family=FAMILIES["qwen3_5_text"], config=Qwen3_5TextConfig(num_hidden_layers=4))
-    assert made.model_warnings == []
+    assert model_warnings(made) == []
     monkeypatch.setattr("mmrl.engine.device.lacks_state_kernels", lambda kind: True)
-    assert ["pip install flash-linear-attention" in warning for warning in made.model_warnings] == [True]
+    assert ["pip install flash-linear-attention" in warning for warning in model_warnings(made)] == [True]
 
 
 def test_every_plugin_that_refuses_the_run_is_named_with_its_key(plan):
     with pytest.raises(ConfigError) as caught:
-        _ = plan("refuse", learner={"minibatches": 5}).warnings
+        config_warnings(plan("refuse", learner={"minibatches": 5}))
     assert str(caught.value) == (
         "2 errors in the config\n\n"
         "5 updates are too many\n  where:    algorithm: strict\n\n"
@@ -136,7 +137,7 @@ def test_every_plugin_that_refuses_the_run_is_named_with_its_key(plan):
 @pytest.mark.parametrize(("answer", "fragment"), [("fail", "KeyError: 'oops'"), ("a text", "expected a list of texts")])
 def test_a_check_that_fails_is_the_plugins_error(plan, answer, fragment):
     with pytest.raises(PluginError, match=r"Careful\.check raised") as caught:
-        _ = plan(answer).warnings
+        config_warnings(plan(answer))
     assert fragment in str(caught.value)
 
 

@@ -32,6 +32,7 @@ from mmrl.runs.checks import check_ahead
 from mmrl.runs.directory import check_place
 from mmrl.runs.episodes import playing
 from mmrl.runs.monitoring import fault_of, monitors_of
+from mmrl.runs.run_warnings import config_warnings, image_warnings, model_warnings
 from mmrl.runs.scored_rows import right_answer, row_warnings, writing
 from mmrl.runs.setup import RunSetup
 from mmrl.runs.summary import SHOWN_ROWS, kept_rows
@@ -126,13 +127,13 @@ class _Examination:
         for tracker in self.config.trackers:
             registry.create("tracker", tracker)
         monitors_of(self.config, lambda label, error: self._note(fault_of(label, error)))
-        self.report.warnings += self.setup.warnings
+        self.report.warnings += config_warnings(self.setup)
 
     def _limits(self) -> None:
         """Warn of what the model's family does in another way, or not at all on a machine like this one."""
         from mmrl.engine.device import detect
 
-        self.report.warnings += self.setup.model_warnings
+        self.report.warnings += model_warnings(self.setup)
         if (error := self.setup.refusal_on(detect())) is not None:
             here = "a run on a device like this machine's is refused"
             self.report.warnings.append(f"{error.where}: {error.what}; {here}")
@@ -269,7 +270,7 @@ class _Examination:
     def _both(self) -> None:
         """Warn of training rows without images, and count rows of data.eval that are in data.train."""
         if "train" in self._profiles:
-            self.report.warnings += self.setup.image_warnings
+            self.report.warnings += image_warnings(self.setup)
         if len(self._profiles) < 2:
             return
         shared = int(np.isin(self._profiles["eval"].fingerprints, self._profiles["train"].fingerprints).sum())

@@ -22,6 +22,7 @@ from mmrl.engine.learner.collation import shares_prefix
 from mmrl.errors import DataError, HubError, HubUnreachableError, ResourceError
 from mmrl.ops.cost import Training
 from mmrl.runs.budget import gigabytes
+from mmrl.runs.run_warnings import config_warnings, model_warnings
 from mmrl.runs.setup import RunSetup
 from mmrl.system.report import Report
 from mmrl.system.table import table
@@ -72,7 +73,7 @@ class _Forecast:
         self.kind: device.DeviceKind = "cuda" if assumptions.memory_bytes is not None else device.detect()
         self.samples = self.setup.source.samples
         self.group_size = config.sampler.group_size if self.samples else 1
-        self.report.warnings += [*self.setup.warnings, *self.setup.model_warnings]
+        self.report.warnings += [*config_warnings(self.setup), *model_warnings(self.setup)]
         if (error := self.setup.refusal_on(self.kind)) is not None:
             kind = "GPU" if self.kind == "cuda" else "CPU"
             self.report.warnings.append(f"{error.where}: {error.what}; such a run is refused on a {kind}")

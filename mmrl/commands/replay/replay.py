@@ -36,6 +36,7 @@ from mmrl.rollout.rewards.failures import Failures
 from mmrl.rollout.rewards.scorer import Scorer, Scoring
 from mmrl.runs.history import metrics_of, read_ledger
 from mmrl.runs.resumption import Change, changed_config, plain_config
+from mmrl.runs.run_warnings import config_warnings
 from mmrl.types import RolloutGroup, ScoredGroup
 
 REPLAYED = ("rewards", "algorithm", "environment.weights", "trainer.eval_metric")
@@ -73,7 +74,7 @@ def replay(
             where=f"algorithm: {config.algorithm.name}",
             remedy="choose one that samples",
         )
-    notes += setup.warnings if is_what_if else []
+    notes += config_warnings(setup) if is_what_if else []
     plays = with_environment and not is_what_if and config.environment is not None
     with Scorer(config.rewards) as scorer, ReplayedEnvironment(config) if plays else nullcontext() as environment:
         for step in steps:
