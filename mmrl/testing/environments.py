@@ -16,7 +16,7 @@ import numpy as np
 from mmrl.errors import PluginError, plugin_errors
 from mmrl.interfaces import Environment
 from mmrl.plugin_host import registry
-from mmrl.rollout.episodes.observations import Answer
+from mmrl.rollout.episodes.observations import ReceivedObservation
 from mmrl.rollout.episodes.tool_schemas import tool_schemas
 from mmrl.rollout.episodes.worker import Sessions
 from mmrl.system.worker_process import Reply
@@ -149,7 +149,7 @@ class _Check:
             kind = Untried if self._is_sample and "raised" in fault["what"] else PluginError
             remedy = "pass check_environment rows that suit it" if kind is Untried else "correct what reset answers"
             raise broken(self._made, "reset begins an episode", self._found("reset", fault), remedy, kind)
-        first = Answer.of(reply)
+        first = ReceivedObservation.of(reply)
         if first.done or first.reward:
             remedy = "return the first observation alone; done and reward belong to turns"
             raise broken(self._made, "an episode begins undecided", f"reset of row {self._row.id!r}", remedy)
@@ -166,7 +166,7 @@ class _Check:
                 break
         return [*hashes, self._end(session)]
 
-    def _step(self, session: int, turn: Turn) -> Answer:
+    def _step(self, session: int, turn: Turn) -> ReceivedObservation:
         reply = self._sessions.reply("step", session, turn)
         if (fault := reply.get("fault")) is not None:
             written = f"{turn.text!r:.80}" + "".join(
@@ -174,7 +174,7 @@ class _Check:
             )
             found = self._found(f"the turn {written}", fault)
             raise broken(self._made, "step answers whatever a policy writes", found, _ANY)
-        return Answer.of(reply)
+        return ReceivedObservation.of(reply)
 
     def _end(self, session: int) -> str:
         """The score, as text; closes the episode."""

@@ -19,7 +19,7 @@ from PIL import Image
 from mmrl.config.plugin_specs import EnvironmentSpec
 from mmrl.errors import ConfigError
 from mmrl.rollout.episodes.failures import CallFailed
-from mmrl.rollout.episodes.observations import Answer
+from mmrl.rollout.episodes.observations import ReceivedObservation
 from mmrl.rollout.episodes.process import EnvironmentProcess
 from mmrl.testing import check_environment
 from mmrl.types import Call, Message, Observation, Prompt, Turn
@@ -281,10 +281,10 @@ def test_a_server_ends_with_its_worker_and_works_in_its_scratch_at_the_users_hom
         process.await_start()
         for session in (1, 2):
             process.call("open", session, PROMPT, 7)
-        (first,) = map(json.loads, Answer.of(process.call("step", 1, turn)).content)
+        (first,) = map(json.loads, ReceivedObservation.of(process.call("step", 1, turn)).content)
         with pytest.raises(CallFailed, match=r"did not answer within 0\.3 s"):
             process.call("step", 1, Turn("", (Call("hang", {}),), 1, "stop", 100))
-        (second,) = map(json.loads, Answer.of(process.call("step", 2, turn)).content)
+        (second,) = map(json.loads, ReceivedObservation.of(process.call("step", 2, turn)).content)
         assert first["pid"] != second["pid"] and first["home"] == second["home"] == os.environ["HOME"]
         assert all("mmrl-environment-" in each["folder"] for each in (first, second))
         process.kill()

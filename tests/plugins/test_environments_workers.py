@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from mmrl.config.plugin_specs import EnvironmentSpec
-from mmrl.rollout.episodes.observations import Answer
+from mmrl.rollout.episodes.observations import ReceivedObservation
 from mmrl.rollout.episodes.process import EnvironmentProcess
 from mmrl.types import Call, Message, Prompt, RawImage, Turn
 
@@ -89,12 +89,14 @@ def test_an_environment_tells_its_tools_and_plays(name, tmp_path, monkeypatch):
         assert facts.components == (("reward",) if name == "class" else ())
         process.call("open", 1, prompt, 7)
         turn = Turn("", (Call(tools[0], calls[tools[0]]),), 0, "stop", 100)
-        (part,) = Answer.of(process.call("step", 1, turn)).content
+        (part,) = ReceivedObservation.of(process.call("step", 1, turn)).content
         if isinstance(part, bytes):
             assert min(Image.open(io.BytesIO(part)).size) >= 224
         else:
             assert "canary" not in part and str(tmp_path) + os.sep not in part + os.sep
-        assert Answer.of(process.call("step", 1, Turn("", (), 1, "stop", 90))).done == (name != "gymnasium")
+        assert ReceivedObservation.of(process.call("step", 1, Turn("", (), 1, "stop", 90))).done == (
+            name != "gymnasium"
+        )
         if name == "class":
             assert process.call("score", 1)["components"] == {"reward": 1.0}
         process.call("close", 1)

@@ -16,7 +16,7 @@ from mmrl.commands.check.answers import other_forms, right_forms, unread, wrong_
 from mmrl.commands.check.spelling import written
 from mmrl.errors import DataError, MMRLError, PluginError
 from mmrl.rollout.rewards.failures import Failures
-from mmrl.rollout.rewards.pool import Answer
+from mmrl.rollout.rewards.pool import RewardScores
 from mmrl.rollout.rewards.scorer import PooledReward
 from mmrl.runs.made_up import completions
 from mmrl.system.report import excerpt, rows, shortened
@@ -286,7 +286,7 @@ class _Row:
     prompt: Prompt
     reference: str
     forms: Sequence[str]
-    answer: Callable[[], Answer]
+    answer: Callable[[], RewardScores]
     failures: Failures
     error: PluginError | None = None
     why: str = ""

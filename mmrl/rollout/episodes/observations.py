@@ -38,7 +38,7 @@ _CONTENT = "a text, an image (PIL, uint8 array, bytes, RawImage, block), or a li
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ReceivedObservation:
     """An observation, as it came from the environment's process.
 
     Attributes:
@@ -52,7 +52,7 @@ class Answer:
     info: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, reply: Reply) -> Answer:
+    def of(cls, reply: Reply) -> ReceivedObservation:
         """Read a reply; raises KeyError, TypeError or ValueError if it is none of this kind."""
         content = [
             base64.b64decode(part["image"]) if "image" in part else str(part["text"]) for part in reply["content"]

@@ -21,7 +21,7 @@ from mmrl.engine_api import Finished, PromptEncoder, Sampler, SamplingRequest
 from mmrl.errors import DataError
 from mmrl.rollout.episodes.episode import Episode, Limits, answered_after
 from mmrl.rollout.episodes.failures import CallFailed, CallTally
-from mmrl.rollout.episodes.observations import Answer
+from mmrl.rollout.episodes.observations import ReceivedObservation
 from mmrl.rollout.episodes.pool import EnvironmentPool, Session
 from mmrl.system.clock import Clock
 from mmrl.types import IMAGE_PLACEHOLDER, Content, EncodedPrompt, ImageRef, RawImage, RolloutGroup
@@ -161,14 +161,14 @@ class _Round:
 
     def _begin(self, request: SamplingRequest, group: Sequence[Episode]) -> None:
         """Merge a group's first observation into its prompt; members that begin otherwise have failed."""
-        first: Answer | None = None
+        first: ReceivedObservation | None = None
         intact = list[Episode]()
         for episode in group:
             try:
-                answer = self._result(self._sessions[episode].opened, episode)
-                if answer.done or answer.reward:
+                observation = self._result(self._sessions[episode].opened, episode)
+                if observation.done or observation.reward:
                     raise CallFailed("answered reset with done or a reward, which only turns have")
-                if answer.hash != (first := first or answer).hash:
+                if observation.hash != (first := first or observation).hash:
                     raise CallFailed("began otherwise than other episodes of the same prompt and seed")
                 intact.append(episode)
             except CallFailed as failure:
@@ -183,16 +183,18 @@ class _Round:
             for episode in intact:
                 self._fail(episode, failure)
 
-    def _merged(self, encoded: EncodedPrompt, answer: Answer) -> EncodedPrompt:
+    def _merged(self, encoded: EncodedPrompt, observation: ReceivedObservation) -> EncodedPrompt:
         """The prompt with an observation at the end of its last message, and without raw images."""
         row, limits = encoded.prompt, self._player.limits
-        if not answer.content:
+        if not observation.content:
             return replace(encoded, prompt=replace(row, images=()))
         *before, last = row.messages
-        raws = [RawImage(part, f"first observation of {row.id}") for part in answer.content if isinstance(part, bytes)]
+        raws = [
+            RawImage(part, f"first observation of {row.id}") for part in observation.content if isinstance(part, bytes)
+        ]
         texts = [
             IMAGE_PLACEHOLDER if isinstance(part, bytes) else part.replace(IMAGE_PLACEHOLDER, _TEXT_PLACEHOLDER)
-            for part in answer.content
+            for part in observation.content
         ]
         message = replace(last, content="".join([last.content, "\n" * bool(last.content), *texts]))
         longer = replace(row, messages=(*before, message), images=(*row.images, *raws))
@@ -259,17 +261,17 @@ class _Round:
             else:
                 self._end(episode, ticket)
 
-    def _answered(self, episode: Episode, answer: Answer) -> None:
-        """Note an answer, and insert it unless the episode is over."""
+    def _answered(self, episode: Episode, observation: ReceivedObservation) -> None:
+        """Note an observation, and insert it unless the episode is over."""
         player = self._player
         try:
             content: Content = tuple(
                 part if isinstance(part, str) else player.images.add(RawImage(part, f"observation, {episode.where}"))
-                for part in answer.content
+                for part in observation.content
             )
-            episode.note(content, answer.role, answer.reward, answer.done, answer.info)
+            episode.note(content, observation.role, observation.reward, observation.done, observation.info)
             if episode.finish_reason is None:
-                episode.insert(player.encoder.insertion(episode.segments[-1], content, answer.role))
+                episode.insert(player.encoder.insertion(episode.segments[-1], content, observation.role))
         except DataError as error:
             raise CallFailed(f"answered with what the model cannot read: {error.what}") from error
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from mmrl.config.plugin_specs import EnvironmentSpec
 from mmrl.rollout.episodes.failures import CallFailed, EpisodeError
-from mmrl.rollout.episodes.observations import Answer
+from mmrl.rollout.episodes.observations import ReceivedObservation
 from mmrl.rollout.episodes.process import EnvironmentProcess
 from mmrl.types import Prompt, Turn
 
@@ -35,9 +35,9 @@ class Session:
     must, now or in an earlier call; and EpisodeError if there is no environment at all.
 
     Attributes:
-        opened: The answer to ``reset``.
+        opened: The first observation.
         home: The process that has its environment; None before the first call.
-        answered: Each turn that was answered, with the hash of its answer; the first is that of ``reset``.
+        answered: Each turn that was answered, with the hash of the observation after it; first the one of ``reset``.
         failure: Its first one.
     """
 
@@ -45,12 +45,12 @@ class Session:
     prompt: Prompt
     seed: int
     lane: _Lane
-    opened: Future[Answer] = field(default_factory=Future)
+    opened: Future[ReceivedObservation] = field(default_factory=Future)
     home: EnvironmentProcess | None = None
     answered: list[tuple[Turn | None, str]] = field(default_factory=list)
     failure: CallFailed | None = None
 
-    def step(self, turn: Turn) -> Future[Answer]:
+    def step(self, turn: Turn) -> Future[ReceivedObservation]:
         """Have a turn answered."""
         return self.lane.submit(lambda: self.lane.play(self, turn))
 
@@ -153,11 +153,11 @@ class _Lane:
         if not self._is_closed:
             self.submit(lambda: self._close(session))
 
-    def play(self, session: Session, turn: Turn | None) -> Answer:
-        """The answer to a turn; to the reset if that is None."""
-        answer: Answer = self._guarded(session, lambda process: self._ask(process, session, turn))
-        session.answered.append((turn, answer.hash))
-        return answer
+    def play(self, session: Session, turn: Turn | None) -> ReceivedObservation:
+        """The observation after a turn; the first one if that is None."""
+        found: ReceivedObservation = self._guarded(session, lambda process: self._ask(process, session, turn))
+        session.answered.append((turn, found.hash))
+        return found
 
     def score(self, session: Session) -> Components:
         """The episode's components."""
@@ -217,13 +217,13 @@ class _Lane:
                 what = "its reset" if turn is None else f"turn {turn.index}"
                 raise CallFailed(f"answered {what} differently when its episode was played again in another worker")
 
-    def _ask(self, process: EnvironmentProcess, session: Session, turn: Turn | None) -> Answer:
+    def _ask(self, process: EnvironmentProcess, session: Session, turn: Turn | None) -> ReceivedObservation:
         if turn is None:
             reply = process.call("open", session.number, session.prompt, session.seed)
         else:
             reply = process.call("step", session.number, turn)
         try:
-            return Answer.of(reply)
+            return ReceivedObservation.of(reply)
         except (KeyError, TypeError, ValueError) as error:
             process.kill()
             raise CallFailed(f"answered what cannot be read ({error!r}); its worker was killed") from error

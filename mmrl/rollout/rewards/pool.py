@@ -31,7 +31,7 @@ _STOP_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RewardScores:
     """One reward's scores of some rollouts, in order.
 
     Attributes:
@@ -49,13 +49,13 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """Rollouts of one prompt, the rewards that are to score them, and their answers so far."""
+    """Rollouts of one prompt, the rewards that are to score them, and their scores so far."""
 
     rollouts: Sequence[Rollout]
     rewards: frozenset[int]
     failures: Failures
-    future: Future[Mapping[int, Answer]]
-    answers: dict[int, Answer] = field(default_factory=dict)
+    future: Future[Mapping[int, RewardScores]]
+    scored: dict[int, RewardScores] = field(default_factory=dict)
 
 
 class RewardPool:
@@ -88,7 +88,7 @@ class RewardPool:
 
     def submit(
         self, rollouts: Sequence[Rollout], rewards: frozenset[int], failures: Failures
-    ) -> Future[Mapping[int, Answer]]:
+    ) -> Future[Mapping[int, RewardScores]]:
         """Score rollouts of one prompt in the background, with the rewards of these places.
 
         The future raises RewardError: a reward raised that must not, or answered no valid scores. A rollout on which a
@@ -136,7 +136,7 @@ class RewardPool:
                     self._score(index, place, concerned[start : start + size])
             for each in tasks:
                 if not each.future.done():
-                    each.future.set_result(each.answers)
+                    each.future.set_result(each.scored)
         if worker := self._workers.get(index):
             worker.stop()
 
@@ -154,7 +154,7 @@ class RewardPool:
             yield task
 
     def _score(self, index: int, place: int, tasks: Sequence[_Task]) -> None:
-        """Give one reward one call's rollouts, and each task its part of the answer."""
+        """Give one reward one call's rollouts, and each task its part of the scores."""
         tasks = [task for task in tasks if not task.future.done()]
         call = _Call(self._rewards[place], tasks)
         try:
@@ -167,8 +167,8 @@ class RewardPool:
             for task in tasks:
                 task.future.set_exception(stopped or error)
             return
-        for task, answer in zip(tasks, call.answers(), strict=True):
-            task.answers[place] = answer
+        for task, scores in zip(tasks, call.scores(), strict=True):
+            task.scored[place] = scores
 
     def _ask(self, worker: _Worker, place: int, call: _Call) -> None:
         """Ask a worker about the rollouts that are left; if it ends meanwhile, some are still left."""
@@ -256,12 +256,12 @@ class _Call:
         for task in self._tasks:
             task.failures.check()
 
-    def answers(self) -> list[Answer]:
+    def scores(self) -> list[RewardScores]:
         """One per task."""
         bounds = accumulate((len(task.rollouts) for task in self._tasks), initial=0)
         parts = [range(start, end) for start, end in pairwise(bounds)]
         return [
-            Answer(
+            RewardScores(
                 [self._scores[place] for place in part],
                 [self._seconds[place] for place in part],
                 [self._answers.get(place) for place in part] if self._answers else None,

@@ -16,7 +16,7 @@ from mmrl.errors import ConfigError
 from mmrl.interfaces import Reward
 from mmrl.plugin_host import registry
 from mmrl.rollout.rewards.failures import Failures
-from mmrl.rollout.rewards.pool import MAX_GROWTH_BYTES, Answer, RewardPool
+from mmrl.rollout.rewards.pool import MAX_GROWTH_BYTES, RewardPool, RewardScores
 from mmrl.types import FloatArray, Rollout, RolloutGroup, ScoredGroup
 
 DEFAULT_WORKERS = min(4, os.cpu_count() or 1)
@@ -99,8 +99,8 @@ class PooledReward:
     pool: RewardPool
     place: int
 
-    def ask(self, rollouts: Sequence[Rollout], failures: Failures) -> Callable[[], Answer]:
-        """Score rollouts of one prompt in the background; what is returned waits for the answer.
+    def ask(self, rollouts: Sequence[Rollout], failures: Failures) -> Callable[[], RewardScores]:
+        """Score rollouts of one prompt in the background; what is returned waits for the scores.
 
         It raises as the future of ``RewardPool.submit`` does.
         """
@@ -113,12 +113,12 @@ class Scoring:
     """A group that is being scored.
 
     Attributes:
-        parts: For each pool that scores it, the places of the pool's rewards, and their answers to come.
+        parts: For each pool that scores it, the places of the pool's rewards, and their scores to come.
     """
 
     group: RolloutGroup
     rewards: Sequence[RewardSpec]
-    parts: Sequence[tuple[Sequence[int], Future[Mapping[int, Answer]]]]
+    parts: Sequence[tuple[Sequence[int], Future[Mapping[int, RewardScores]]]]
     failures: Failures
 
     def done(self) -> bool:
@@ -132,15 +132,15 @@ class Scoring:
             RewardError: See ``RewardPool.submit``; as soon as there are too many failures in the step.
             TimeoutError: They are not there within ``timeout_s``, which counts for each pool.
         """
-        found: dict[int, Answer] = {}
+        found: dict[int, RewardScores] = {}
         for places, future in self.parts:
             either: list[Future[Any]] = [future, self.failures.too_many]
             wait(either, timeout_s, return_when=FIRST_COMPLETED)
             self.failures.check()
-            found |= {places[place]: answer for place, answer in future.result(0).items()}
+            found |= {places[place]: scores for place, scores in future.result(0).items()}
         return self._combined(found)
 
-    def _combined(self, found: Mapping[int, Answer]) -> ScoredGroup:
+    def _combined(self, found: Mapping[int, RewardScores]) -> ScoredGroup:
         """The weighted sum; a rollout that any of the rewards could not score is invalid and has reward 0."""
         shape = len(self.group.rollouts)
         total, valid = np.zeros(shape), np.ones(shape, np.bool_)
@@ -157,10 +157,10 @@ class Scoring:
             valid &= ~np.isnan(values)
         return ScoredGroup(self.group, np.where(valid, total, 0.0), valid, components, answers=answers)
 
-    def _parts(self, label: str, answer: Answer) -> dict[str, FloatArray]:
+    def _parts(self, label: str, scores: RewardScores) -> dict[str, FloatArray]:
         """The values that a reward answers beside its score."""
-        names = dict.fromkeys(name for parts in answer.parts for name in parts)
-        found = {f"{label}/{name}": _array([parts.get(name) for parts in answer.parts]) for name in names}
+        names = dict.fromkeys(name for parts in scores.parts for name in parts)
+        found = {f"{label}/{name}": _array([parts.get(name) for parts in scores.parts]) for name in names}
         for name in found.keys() & {spec.metric for spec in self.rewards}:
             raise ConfigError(
                 f"reward {label!r} answers a component {name!r}, and a reward is called so too",

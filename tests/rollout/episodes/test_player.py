@@ -10,7 +10,7 @@ from mmrl.config.plugin_specs import EnvironmentSpec
 from mmrl.engine_api import EAGER, SamplingRequest
 from mmrl.rollout.episodes import player as players
 from mmrl.rollout.episodes.failures import EpisodeError
-from mmrl.rollout.episodes.observations import Answer
+from mmrl.rollout.episodes.observations import ReceivedObservation
 from mmrl.rollout.episodes.player import EpisodePlayer
 from mmrl.rollout.episodes.pool import EnvironmentPool
 from mmrl.system.clock import Clock
@@ -227,7 +227,7 @@ class TimedPool:
 
     def __init__(self, takes_s):
         self.takes_s, self.opened = takes_s, Future()
-        self.opened.set_result(Answer())
+        self.opened.set_result(ReceivedObservation())
 
     def open(self, prompt, seed):
         return self
@@ -235,9 +235,9 @@ class TimedPool:
     def step(self, turn):
         answered = Future()
         if self.takes_s:
-            threading.Timer(self.takes_s, answered.set_result, [Answer(done=True)]).start()
+            threading.Timer(self.takes_s, answered.set_result, [ReceivedObservation(done=True)]).start()
         else:
-            answered.set_result(Answer(done=True))
+            answered.set_result(ReceivedObservation(done=True))
         return answered
 
     def close(self):
@@ -275,11 +275,11 @@ class Timeline:
         self.now, self.due = 0.0, {}
 
     def open(self, prompt, seed):
-        self.opened = self.call(5.0, Answer())
+        self.opened = self.call(5.0, ReceivedObservation())
         return self
 
     def step(self, turn):
-        return self.call(2.0, Answer(done=turn.index == 1))
+        return self.call(2.0, ReceivedObservation(done=turn.index == 1))
 
     def score(self):
         return self.call(3.0, {"length": 1.0})
