@@ -15,6 +15,7 @@ from typing import Any
 from mmrl.commands.arguments import chosen_steps
 from mmrl.commands.printing import answer
 from mmrl.errors import ConfigError, plural
+from mmrl.types import GIVEN
 
 _WIDTH = 110
 _OPTIONAL = ("segments", "episode", "components", "failure", "candidates")
@@ -79,15 +80,17 @@ def _files(path: Path, wanted: Sequence[str]) -> list[tuple[int | None, Path]]:
 def _lines(record: Mapping[str, Any], step: int | None) -> Iterator[str]:
     """A rollout for a person."""
     place = "" if step is None else f"step {step}, "
-    member = "greedy" if record["greedy"] else f"rollout {record['index']}"
+    kind = "demonstration" if record["weight_version"] == GIVEN else f"rollout {record['index']}"
+    member = "greedy" if record["greedy"] else kind
     turns = len(record.get("episode", ()))
     marks = [plural(turns, "turn")] if turns else []
     marks += [plural(len(record["token_ids"]), "token"), record["finish_reason"]]
     marks += [] if record["valid"] else ["unscored"]
     marks += [] if record["kept"] else ["rejected"]
     yield f"{place}epoch {record.get('epoch', 0)}, {record['prompt_id']}, {member}: {', '.join(marks)}"
-    parts = ", ".join(f"{name} {_number(value)}" for name, value in record["rewards"].items())
-    yield f"    reward {_number(record['reward'])}" + (f" ({parts})" if parts else "")
+    if record["weight_version"] != GIVEN:  # nothing scores what nobody sampled
+        parts = ", ".join(f"{name} {_number(value)}" for name, value in record["rewards"].items())
+        yield f"    reward {_number(record['reward'])}" + (f" ({parts})" if parts else "")
     if not (episode := record.get("episode")):
         yield f"    {_shortened(record['completion'])}"
     for number, turn in enumerate(episode or (), start=1):

@@ -85,7 +85,7 @@ class StepRecord:
 
     @cached_property
     def groups(self) -> Sequence[CreditedGroup]:
-        """All that the step sampled, those that it learned from first; empty for demonstrations."""
+        """All that the step sampled, those that it learned from first; none in a run on demonstrations."""
         return self.read_groups()
 
     @property

@@ -217,7 +217,7 @@ class Algorithm(Plugin):
 
     Attributes:
         source: ``rollouts`` samples completions from the policy and scores them; ``demonstrations`` takes the
-            dataset's own completions, each with advantage 1, and never calls ``credit``.
+            dataset's own completions. Each is a group of one, of reward 0; ``credit`` gives it its advantage, as 1.
     """
 
     source: ClassVar[Literal["rollouts", "demonstrations"]] = "rollouts"

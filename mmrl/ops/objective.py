@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmrl.errors import contract_error, plugin_errors
+from mmrl.errors import contract_error, plugin_errors, warn_of_old_name
 from mmrl.interfaces import Aggregation, Algorithm
 from mmrl.ops.absent import absent_columns
 from mmrl.ops.aggregation import sequence_weights
@@ -35,20 +35,30 @@ class PartialLoss:
 
 
 def assign_credit(algorithm: Algorithm, batch: Batch) -> Credit:
-    """The algorithm's credit for a batch; demonstrations get advantage 1 without asking it.
+    """The algorithm's credit for a batch.
 
     Raises:
         PluginError: It raised, such as for a column that the run lacks, or answered no Credit that fits the batch:
             values one per row, or one per token, all finite in the loss; keep one bool per row; constants finite
             numbers.
     """
-    if algorithm.source == "demonstrations":
-        return Credit(np.ones(len(batch.masks)))
     with plugin_errors(algorithm, "credit"):
         with absent_columns(algorithm, "credit", batch):
-            credit = algorithm.credit(batch)
+            credit = _asked(algorithm, batch)
         _check_credit(algorithm, batch, credit)
     return credit
+
+
+def _asked(algorithm: Algorithm, batch: Batch) -> Credit:
+    """The algorithm's credit. Version 0.2.0 gave demonstrations advantage 1 without asking, so one that is not there
+    is that, with a warning, until the next version."""
+    try:
+        return algorithm.credit(batch)
+    except NotImplementedError:
+        if batch.components:
+            raise
+        warn_of_old_name("a credit that raises NotImplementedError for demonstrations", "one that answers ones")
+        return Credit(np.ones(len(batch.masks)))
 
 
 def _check_credit(algorithm: Algorithm, batch: Batch, credit: Credit) -> None:

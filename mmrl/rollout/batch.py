@@ -1,18 +1,59 @@
-"""A step's scored groups as one batch."""
+"""A step's groups between sampling and learning, and groups as one batch."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from mmrl.config.sections import Config
+from mmrl.errors import MMRLError
 from mmrl.token_columns import COLUMNS
-from mmrl.types import Batch, Content, FloatArray, Rollout, ScoredGroup
+from mmrl.types import GIVEN, Batch, Content, FloatArray, Rollout, ScoredGroup
+
+
+@dataclass(frozen=True, slots=True)
+class SampledStep:
+    """The groups of one step, between sampling and learning.
+
+    Attributes:
+        weight_version: The version of the weights that sampled them; ``GIVEN`` if nobody did.
+        groups: All that the step sampled or took from its rows, round by round, each in the order of its prompts.
+        stats: Metrics of their gathering, which the groups do not tell.
+        learned: The groups to learn from, those carried over from earlier steps first; none if the step is left out.
+        fault: The error that ends the run, once the groups are recorded.
+    """
+
+    step: int
+    weight_version: int
+    groups: Sequence[ScoredGroup]
+    stats: Mapping[str, float] = field(default_factory=dict)
+    learned: Sequence[ScoredGroup] = ()
+    fault: MMRLError | None = None
+
+    @property
+    def is_given(self) -> bool:
+        """True if nobody sampled its groups."""
+        return self.weight_version == GIVEN
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        """The rollouts of all its groups."""
+        return rollouts_of(self.groups)
+
+    @property
+    def kept(self) -> list[ScoredGroup]:
+        """The groups that the algorithm keeps, of those of this step."""
+        return [group for group in self.groups if group.kept]
+
+    @property
+    def rounds(self) -> int:
+        """Times that prompts were sampled."""
+        return len({group.place[0] for group in self.groups if group.place})
 
 
 def rollouts_of(groups: Sequence[ScoredGroup]) -> list[Rollout]:

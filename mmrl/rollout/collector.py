@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -15,43 +15,14 @@ from mmrl.engine_api import Sampler, SamplingRequest
 from mmrl.errors import ConfigError, MMRLError, plugin_errors
 from mmrl.interfaces import Algorithm
 from mmrl.ops import metrics
-from mmrl.rollout.batch import batch_of, rollouts_of, weights_of, with_greedy
+from mmrl.rollout.batch import SampledStep, batch_of, rollouts_of, weights_of, with_greedy
 from mmrl.rollout.episodes.failures import CallTally
 from mmrl.rollout.episodes.player import EpisodePlayer
 from mmrl.rollout.episodes.scoring import EpisodeScoring, score_episodes
 from mmrl.rollout.rewards.failures import Failure, Failures, describe
 from mmrl.rollout.rewards.scorer import Scorer, Scoring
 from mmrl.system.clock import Clock
-from mmrl.types import Batch, EncodedPrompt, RolloutGroup, Sample, ScoredGroup
-
-
-@dataclass(frozen=True, slots=True)
-class SampledBatch:
-    """All that was sampled for one step.
-
-    Attributes:
-        groups: Round by round, each in the order of its prompts; empty for demonstrations.
-        samples: The groups' rollouts, or demonstrations.
-        batch: The same as one batch.
-        failed: Share of the rollouts that each reward failed on, by its name.
-        failed_calls: Share of the calls that the environment failed in; None without one.
-    """
-
-    groups: Sequence[ScoredGroup]
-    samples: Sequence[Sample]
-    batch: Batch
-    failed: Mapping[str, float] = field(default_factory=dict)
-    failed_calls: float | None = None
-
-    @property
-    def kept(self) -> list[ScoredGroup]:
-        return [group for group in self.groups if group.kept]
-
-    @property
-    def rounds(self) -> int:
-        """Times that prompts were sampled."""
-        return len({group.place[0] for group in self.groups if group.place})
-
+from mmrl.types import Batch, EncodedPrompt, RolloutGroup, ScoredGroup
 
 Keep = Callable[[ScoredGroup, Sequence[Failure]], object]
 """Called with a group as soon as it is scored, and with the failures of rewards on its rollouts."""
@@ -143,11 +114,12 @@ class Collector:
 
     def training_groups(
         self,
+        step: int,
         algorithm: Algorithm,
         draw: Callable[[int], Sequence[tuple[int, EncodedPrompt]]],
         wanted: int,
         clock: Clock,
-    ) -> SampledBatch:
+    ) -> SampledStep:
         """Groups for the algorithm; if it selects, the next prompt's group replaces each one that it rejects.
 
         Args:
@@ -174,8 +146,10 @@ class Collector:
                 groups += [replace(scored, kept=keep, place=(number, place)) for place, (scored, keep) in pairs]
                 left -= sum(kept)
         failed_calls = None if sampling.calls is None else sampling.calls.failed_fraction
-        failed = sampling.failures.fractions(self._rewards)
-        return SampledBatch(groups, rollouts_of(groups), self.batch(groups), failed, failed_calls)
+        stats = metrics.failure_metrics("reward", sampling.failures.fractions(self._rewards))
+        stats |= metrics.episode_metrics(rollouts_of(groups), failed_calls)
+        gathered = SampledStep(step, groups[0].rollouts[0].weight_version, groups, stats)
+        return replace(gathered, learned=gathered.kept)
 
     def evaluate(
         self,
@@ -396,17 +370,19 @@ class _Scores:
         return scored
 
 
-def sampled_metrics(found: SampledBatch, accuracy_of: str, *, refills: bool) -> dict[str, float]:
-    """Metrics of all that a step sampled.
+def step_metrics(found: SampledStep, batch: Batch, accuracy_of: str | None, *, refills: bool) -> dict[str, float]:
+    """Metrics of all groups of a step; rewards and rounds are those of groups that were sampled.
 
     Args:
-        accuracy_of: The reward component that tells right from wrong.
+        batch: The same groups.
+        accuracy_of: The reward component that tells right from wrong; None where nothing is scored.
         refills: True if the algorithm may reject groups.
     """
-    values = metrics.length_metrics(found.batch.masks, found.batch.truncated)
-    values |= metrics.reward_metrics(found.batch, accuracy_of)
-    values |= metrics.failure_metrics("reward", found.failed)
-    values |= metrics.episode_metrics(rollouts_of(found.groups), found.failed_calls)
+    values = metrics.length_metrics(batch.masks, batch.truncated)
+    if found.is_given:
+        return values
+    assert accuracy_of is not None, "what is sampled is scored"
+    values = {**values, **metrics.reward_metrics(batch, accuracy_of), **found.stats}
     return values | (metrics.refill_metrics([group.kept for group in found.groups], found.rounds) if refills else {})
 
 

@@ -169,7 +169,7 @@ def disk(
     *,
     evaluated: int = 0,
     observed_bytes: int = 0,
-    samples: bool = True,
+    demonstrated: float | None = None,
 ) -> Disk:
     """Room on the disk.
 
@@ -179,17 +179,18 @@ def disk(
         image_bytes: Bytes of all stored images of prompts.
         observed_bytes: Bytes of an image of an observation; each turn is counted with one, up to the limit.
         evaluated: Prompts of an evaluation.
-        samples: False if the run learns from demonstrations: it then records the completions of evaluations alone.
+        demonstrated: Mean tokens of a demonstration if the run learns from these; None if it samples.
     """
     trainer, sampler = config.trainer, config.sampler
     folder = Path(trainer.run_dir).expanduser().absolute()
     while not folder.exists():
         folder = folder.parent
-    completions = trainer.steps * trainer.prompts_per_step * sampler.group_size * samples
+    size, tokens = (sampler.group_size, config.max_completion_tokens) if demonstrated is None else (1, demonstrated)
+    completions = trainer.steps * trainer.prompts_per_step * size
     prompt_bytes = sum(lengths) / len(lengths) * _RECORD_BYTES_PER_PROMPT_TOKEN
     epochs = config.learner.epochs if config.learner.minibatches * config.learner.epochs > 1 else 0
     token_bytes = _RECORD_BYTES_PER_TOKEN + 2 * epochs * _RECORD_BYTES_PER_NUMBER
-    rollouts = int(completions * (config.max_completion_tokens * token_bytes + prompt_bytes / sampler.group_size))
+    rollouts = int(completions * (tokens * token_bytes + prompt_bytes / size))
     answers = _evaluations(config) * evaluated * trainer.eval_samples
     rollouts += int(answers * (config.max_completion_tokens * _RECORD_BYTES_PER_TOKEN + prompt_bytes))
     # One more than are kept: the oldest is removed after the newest is whole.

@@ -179,7 +179,9 @@ def _long_name(info: PluginInfo) -> str:
 
 
 def _recorded_groups(files: Mapping[int, Path], step: int) -> Sequence[CreditedGroup]:
-    return [group.credited for group in read_step(files[step]).groups] if step in files else []
+    """The groups that a step has sampled, as its file tells."""
+    groups = [group.credited for group in read_step(files[step]).groups] if step in files else []
+    return [group for group in groups if not group.scored.is_given]
 
 
 def _given(groups: Sequence[CreditedGroup]) -> Callable[[], Sequence[CreditedGroup]]:

@@ -108,7 +108,7 @@ class RunRecorder:
             self.event("warning", message=f"{what}; values between 0 and 1 occur, whose mean is {mean}")
 
     def rollouts(self, step: int, groups: Sequence[CreditedGroup], state: Mapping[str, Any]) -> None:
-        self._groups.sampled = groups
+        self._groups.sampled = [group for group in groups if not group.scored.is_given]
         self._writer.start(partial(self._directory.write_rollouts, step, groups, state))
 
     def evaluation(self, step: int, groups: Sequence[CreditedGroup], *, blank: bool) -> None:

@@ -107,9 +107,7 @@ class TrainingRun:
                     self._start = self._starts.go_back(self._start)
             newest = Checkpoints(directory.checkpoints).all()[-1]
             metrics = directory.metrics(shown_metrics(config))
-            self._console.lines(
-                closing(config, directory.path, metrics, newest, setup.length, samples=setup.source.samples)
-            )
+            self._console.lines(closing(config, directory.path, metrics, newest, setup.length))
 
     def _attempt(self, scorer: Scorer, player: EpisodePlayer | None) -> None:
         """One engine from its start to its end, with its place and its end in the run's record."""

@@ -55,8 +55,6 @@ def closing(
     metrics: Mapping[int, Mapping[str, Any]],
     policy: Checkpoint,
     length: str = "trainer.steps",
-    *,
-    samples: bool = True,
 ) -> list[str]:
     """The lines after the last step: the run's outcome, the policy's folder, and next steps.
 
@@ -64,7 +62,6 @@ def closing(
         metrics: Each step's metrics, as metrics.jsonl has them.
         policy: The last checkpoint.
         length: The key that says how long the run is: trainer.steps or trainer.epochs.
-        samples: True if the run sampled what it learned from, and has recorded it.
     """
     report = Report()
     report.show("done", [f"{plural(policy.step, 'step')}; {directory}"])
@@ -75,7 +72,7 @@ def closing(
             break
     report.show("policy", [str(policy.path / "model")])
     run = shlex.quote(str(directory))
-    next_steps = [f"mmrl export {run} FOLDER", *([f"mmrl replay {run}"] if samples else [])]
+    next_steps = [f"mmrl export {run} FOLDER", f"mmrl replay {run}"]
     if config.data.eval is not None:
         next_steps.insert(0, f"mmrl eval --model {run}")
     if policy.has_optimizer:
@@ -141,9 +138,9 @@ def _course(values: Mapping[int, float], name: str, trainer: TrainerConfig) -> s
 
 
 def _files(config: Config, setup: RunSetup) -> str:
-    """The files to look at; those with completions are named if the run writes any."""
-    files = ["metrics.jsonl has the curves"]
-    files += ["rollouts/ the completions"] if setup.source.samples else []
+    """The files to look at."""
+    learned = "completions" if setup.source.samples else "demonstrations with their log-probs"
+    files = ["metrics.jsonl has the curves", f"rollouts/ the {learned}"]
     files += ["evaluations/ the answers"] if config.data.eval is not None and config.trainer.eval_every else []
     return f"{', '.join(files)}; warnings and errors, if there are any, are in events.jsonl"
 

@@ -196,8 +196,6 @@ class _Subject:
 
     def check_credit_leaves(self, case: str, batch: Arrays) -> None:
         """``credit`` does not write into its batch."""
-        if self.algorithm.source == "demonstrations":
-            return
         record = RecordedBatch(batch, self.needs).batch
         before = copy.deepcopy(record)
         with plugin_errors(self.algorithm, "credit"):

@@ -18,7 +18,7 @@ from mmrl.errors import NumericsError
 from mmrl.ops import metrics
 from mmrl.ops.packing import Item, units_of
 from mmrl.ops.parity import LIMITS, WIDER, Gap, Limits
-from mmrl.types import BoolArray, CreditedGroup, FloatArray, Sample
+from mmrl.types import BoolArray, CreditedGroup, FloatArray, Rollout, Sample
 
 CHECKED_SAMPLES, CHECKED_MEMBERS = 12, 3
 """Samples of the first batch that are computed one by one as well as packed, and how many of one prompt, which share
@@ -42,38 +42,37 @@ class LogprobCheck:
         self._precision, self._on_mismatch, self._event = precision, on_mismatch, event
         self._limits = LIMITS[precision]
 
-    def check_first(self, samples: Sequence[Sample], engine: Engine, *, has_sampler: bool) -> None:
+    def check_first(self, rollouts: Sequence[Rollout], engine: Engine) -> None:
         """On the first batch, before any update: packed against one by one, and sampler against learner.
 
         Args:
-            samples: All that was sampled, kept or not; or demonstrations.
-            has_sampler: True if they were sampled.
+            rollouts: All of the step, kept or not. The sampler has said nothing of those that are given.
 
         Raises:
             NumericsError: They are too far apart.
         """
-        if not (samples := _chosen(samples)):  # the environment failed at once
+        if not (chosen := _chosen(rollouts)):  # the environment failed at once
             return
-        first = _computed(samples, engine)
+        first = _computed(chosen, engine)
         self._judge_learner(first)
         if first.wide or self._precision != "float32":
-            self._tell(first, has_sampler)
-        if has_sampler:
+            self._tell(first)
+        if first.is_sampled:
             what = "sampler and learner disagree before the first update"
             if self._judge(what, first.gap, self._limits, first.sides) != "stop":
                 # Later steps have other tokens; a gap that was sound at the start stays so.
                 self._limits = self._limits.widened(first.gap)
 
     def check_step(self, step: int, groups: Sequence[CreditedGroup]) -> dict[str, float]:
-        """Metrics of sampler against learner on the groups that were trained on; none without groups.
+        """Metrics of sampler against learner on the sampled groups that were trained on; none without any.
 
         Raises:
             NumericsError: They are too far apart.
         """
-        if not groups:
+        if not (sampled := [group for group in groups if not group.scored.is_given]):
             return {}
-        rollouts = [rollout for group in groups for rollout in group.scored.group.rollouts]
-        gap = _gap(rollouts, _sampled(rollouts), [each for group in groups for each in group.logprobs])
+        rollouts = [rollout for group in sampled for rollout in group.scored.rollouts]
+        gap = _gap(rollouts, _sampled(rollouts), [each for group in sampled for each in group.logprobs])
         self._judge(f"sampler and learner disagree in step {step}", gap, self._limits)
         return metrics.mismatch_metrics(gap)
 
@@ -90,7 +89,7 @@ class LogprobCheck:
             self._limits = limits.widened(first.noise)
         self._judge("packed and one-by-one log-probs disagree", first.packing, packing)
 
-    def _tell(self, first: _First, has_sampler: bool) -> None:
+    def _tell(self, first: _First) -> None:
         """Say how much the run's type rounds away, and what follows from it."""
         noise, wider = first.noise, WIDER[self._precision]
         against = (
@@ -100,7 +99,7 @@ class LogprobCheck:
         )
         told = [f"the learner is {noise.abs_mean:.1e} nats from {against} on average, {noise.abs_max:.1e} at most"]
         fields = {"noise": noise.abs_mean}
-        if has_sampler:
+        if first.is_sampled:
             gap, fields["gap"] = first.gap, first.gap.abs_mean
             told.append(f"sampler and learner are {gap.abs_mean:.1e} apart; {self._limits.mean_stop:.1e} would stop")
             if gap.ratio > NOTABLE_RATIO:
@@ -137,10 +136,15 @@ class _First:
         wide: Log-probs of plain transformers in a wider type, of the first samples; empty if the device cannot.
     """
 
-    samples: Sequence[Sample]
+    samples: Sequence[Rollout]
     packed: Sequence[FloatArray]
     single: Sequence[FloatArray]
     wide: Sequence[FloatArray]
+
+    @property
+    def is_sampled(self) -> bool:
+        """True if the sampler has told log-probs of them."""
+        return not any(rollout.is_given for rollout in self.samples)
 
     @property
     def packing(self) -> Gap:
@@ -167,7 +171,7 @@ class _First:
         return f"; in a wider type, the sampler is off by {sampler:.2e} and the learner by {self.noise.abs_mean:.2e}"
 
 
-def _chosen(samples: Sequence[Sample]) -> list[Sample]:
+def _chosen(samples: Sequence[Rollout]) -> list[Rollout]:
     """Samples from all over the batch, some of one prompt; none if nothing was sampled."""
     samples = [sample for sample in samples if len(sample.token_ids)]
     members = [unit.indices[:CHECKED_MEMBERS] for unit in units_of([Item.of(sample) for sample in samples])]
@@ -176,7 +180,7 @@ def _chosen(samples: Sequence[Sample]) -> list[Sample]:
     return [samples[index] for indices in chosen for index in indices]
 
 
-def _computed(samples: Sequence[Sample], engine: Engine) -> _First:
+def _computed(samples: Sequence[Rollout], engine: Engine) -> _First:
     """Each computation takes the learner anew, so that what one keeps of images does not serve the other."""
     with engine.learning() as learner:
         packed = learner.network("policy").score(samples)

@@ -16,8 +16,10 @@ from mmrl.engine_api import Engine, Learner, PromptEncoder
 from mmrl.errors import DeviceBusyError, DeviceMemoryError, NumericsError, RankLostError, ResourceError, plugin_errors
 from mmrl.interfaces import Alarm, Algorithm
 from mmrl.ops.alarms import Looked
-from mmrl.rollout.collector import Collector
+from mmrl.rollout.batch import SampledStep
+from mmrl.rollout.collector import Collector, step_metrics
 from mmrl.rollout.prefetch import PromptPrefetcher
+from mmrl.rollout.records import group_records, read_groups
 from mmrl.system.clock import Clock
 from mmrl.system.freed_memory import FreedMemory
 from mmrl.system.profiling import Profiler
@@ -27,14 +29,22 @@ from mmrl.system.watchdog import Watchdog
 from mmrl.training.adapter_notice import AdapterNotice
 from mmrl.training.evaluator import EvaluationRecorder, Evaluator
 from mmrl.training.logprob_check import LogprobCheck
-from mmrl.training.sources import REACHED, SOURCES, StepRecorder, state_of, step_groups
-from mmrl.training.update_log import UpdateLog, timed
+from mmrl.training.sources import REACHED, SOURCES, Source, state_of, step_groups
+from mmrl.training.update_log import UpdateLog, UpdateRecorder, timed
 from mmrl.training.updater import LearnSettings, StepResult, Update, learn
-from mmrl.types import ScoredGroup
+from mmrl.types import CreditedGroup
 
 
-class Recorder(StepRecorder, EvaluationRecorder, Protocol):
+class Recorder(UpdateRecorder, EvaluationRecorder, Protocol):
     """The recorder of a run's numbers: its folder, the trackers and the console."""
+
+    def rollouts(self, step: int, groups: Sequence[CreditedGroup], state: Mapping[str, Any]) -> None:
+        """Note all groups of a step, and the algorithm's state before it; they may be written later.
+
+        Raises:
+            ResourceError: Rollouts of an earlier step cannot be written.
+        """
+        ...
 
     def wait_for_rollouts(self) -> None:
         """Wait until the rollouts of all steps and evaluations are on disk.
@@ -107,7 +117,8 @@ class Trainer:
         self._run, self._recorder = context, context.recorder
         evaluated_by = (encoder, collector, context.recorder)
         self._evaluator = None if evaluation is None else Evaluator(config, evaluation, *evaluated_by)
-        self._source = SOURCES[algorithm.source](config, algorithm, encoder, collector, context.recorder)
+        source: Source = SOURCES[algorithm.source](config, algorithm, encoder, collector, context.recorder.event)
+        self._source = source
         self._updates = UpdateLog(context.recorder)
         self._check = LogprobCheck(precision, config.trainer.on_mismatch, event=context.recorder.event)
         self._notice = AdapterNotice(precision, context.recorder.event)
@@ -167,7 +178,7 @@ class Trainer:
             "consumed_prompts": self.consumed_prompts,
             "updates": self._updates.updates,
             "faults_in_a_row": self._updates.faults_in_a_row,
-            "carried_groups": self._source.state(),
+            "carried_groups": group_records(self._source.carried),
             "algorithm": state_of(self._algorithm),
             **({} if rows is None else {REACHED: rows}),
         }
@@ -183,7 +194,7 @@ class Trainer:
         self._train.restore(state.get(REACHED, ()))
         self._updates.updates = int(state["updates"])
         self._updates.faults_in_a_row = int(state["faults_in_a_row"])
-        self._source.restore(state["carried_groups"], media)
+        self._source.carried = read_groups(state["carried_groups"], media)
         if state["algorithm"]:
             with plugin_errors(self._algorithm, "restore"):
                 self._algorithm.restore(state["algorithm"])
@@ -311,32 +322,37 @@ class Trainer:
         """Sample, score, assign credit, update; returns the step's metrics."""
         clock, state, result = Clock(self._run.profiler.span), state_of(self._algorithm), StepResult()
         with self._run.interruption.immediate():
-            found, groups = self._source.collect(step, self._prompts.draw, clock)
+            found = self._source.gather(step, self._prompts.draw, clock)
         self._run.interruption.check()
         if step < self._config.trainer.steps:
-            self._prompts.prepare(self._config.trainer.prompts_per_step - self._source.num_carried)
+            self._prompts.prepare(self._config.trainer.prompts_per_step - len(self._source.carried))
         try:
+            if found.fault is not None:
+                raise found.fault
             if not self._is_checked:
                 with clock.phase("check"):
-                    self._check.check_first(found.samples, self._engine, has_sampler=self._source.samples)
+                    self._check.check_first(found.rollouts, self._engine)
                 self._is_checked = True
-            if groups:
+            if found.learned:
                 with self._engine.learning() as learner:
-                    result = self._learn(step, groups, learner, clock)
-        finally:  # samples are recorded before their numbers can stop the run
-            if found.groups:
-                with clock.phase("record"):
-                    self._recorder.rollouts(step, step_groups(found, result.groups), state)
-        values = {**result.metrics, **self._source.metrics(found)}
-        values |= self._check.check_step(step, result.groups) if self._source.samples else {}
-        if values.get("advantage/abs_mean") == 0:
+                    result = self._learn(found, learner, clock)
+        finally:  # groups are recorded before their numbers can stop the run
+            with clock.phase("record"):
+                self._recorder.rollouts(step, step_groups(found, result.groups), state)
+        values = {**result.metrics, **self._metrics(found), **self._check.check_step(step, result.groups)}
+        if not found.is_given and values.get("advantage/abs_mean") == 0:
             self._recorder.event("no_signal", message=f"step {step} taught nothing: every advantage is 0", step=step)
         self._notice.look(step, values)
-        values |= clock.metrics(sum(sample.num_tokens for sample in found.samples), self._peak_flops_per_s)
+        values |= clock.metrics(sum(rollout.num_tokens for rollout in found.rollouts), self._peak_flops_per_s)
         with plugin_errors(self._algorithm, "observe"):
             return values | dict(self._algorithm.observe(dict(values)))
 
-    def _learn(self, step: int, groups: Sequence[ScoredGroup], learner: Learner, clock: Clock) -> StepResult:
+    def _metrics(self, found: SampledStep) -> dict[str, float]:
+        """The metrics of the step's groups."""
+        refills = self._algorithm.needs().refill is not None
+        return step_metrics(found, self._collector.batch(found.groups), self._config.accuracy, refills=refills)
+
+    def _learn(self, found: SampledStep, learner: Learner, clock: Clock) -> StepResult:
         """Learn from the step's groups, and record each optimizer step.
 
         Raises:
@@ -344,15 +360,15 @@ class Trainer:
             PluginError: The algorithm fails.
             Stopped: A signal came before the first optimizer step; none was taken.
         """
-        settings = LearnSettings.of(self._config, self._collector.penalties, step)
+        settings = LearnSettings.of(self._config, self._collector.penalties, found.step)
 
         def note(update: Update) -> None:
             if update.phase == "credit":
                 self._run.interruption.check()
             elif update.phase == "update":
-                self._updates.note(step, update, settings.num_updates)
+                self._updates.note(found.step, update, settings.num_updates)
 
-        return timed(learn(groups, self._algorithm, learner, settings), clock, note)
+        return timed(learn(found.learned, self._algorithm, learner, settings), clock, note)
 
     @contextmanager
     def _recording(self) -> Iterator[None]:

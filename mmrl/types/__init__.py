@@ -25,6 +25,7 @@ from mmrl.types.prompt import (
 )
 from mmrl.types.rollout import (
     ENVIRONMENT,
+    GIVEN,
     TRUNCATED,
     Call,
     FinishReason,
@@ -41,6 +42,7 @@ from mmrl.types.rollout import (
 
 __all__ = [
     "ENVIRONMENT",
+    "GIVEN",
     "IMAGE_PLACEHOLDER",
     "THOUGHT_NAMES",
     "TRUNCATED",

@@ -19,6 +19,8 @@ FinishReason = Literal["stop", "length", "turns", "budget", "environment", "fail
 limit of turns. ``budget``: the limit of all tokens or images, or of one observation. ``environment``: it said that it
 is done. ``failed``: the environment did not answer as it must.
 """
+GIVEN = -1
+"""The ``weight_version`` of a completion that nobody sampled: it is the dataset's own."""
 ENVIRONMENT = "environment"
 """The component that is the sum of an episode's ``Observation.reward``."""
 TRUNCATED: frozenset[FinishReason] = frozenset({"length", "budget", "turns"})
@@ -187,13 +189,13 @@ class PlayedTurn:
 
 @dataclass(frozen=True)
 class Rollout(Sample):
-    """One sampled completion, or one episode, as a reward sees it.
+    """One completion, or one episode, as a reward sees it.
 
     Attributes:
         index: Its place within the group.
         text: The policy's last turn decoded without special tokens.
         finish_reason: See ``FinishReason``.
-        weight_version: The version of the weights that sampled it.
+        weight_version: The version of the weights that sampled it; ``GIVEN`` if nobody did.
         greedy: True if it is the prompt's one rollout at temperature 0, beside a group.
         episode: Its turns with the environment's answers; empty without an environment.
         components: The environment's scores, by name; None where it could not score.
@@ -217,6 +219,11 @@ class Rollout(Sample):
     def turns(self) -> tuple[str, ...]:
         """The policy's texts, turn by turn; ``text`` is the last."""
         return tuple(played.turn.text for played in self.episode) or (self.text,)
+
+    @property
+    def is_given(self) -> bool:
+        """True if nobody sampled it; its ``sampler_logprobs`` are zeros, and mean nothing."""
+        return self.weight_version == GIVEN
 
     @property
     def truncated(self) -> bool:
@@ -259,10 +266,10 @@ class RolloutGroup:
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """A group and its rewards.
+    """A group and its rewards; a demonstration is a group of one rollout, without components.
 
     Attributes:
-        rewards: (G,) float64 weighted sums of the components; 0 where invalid.
+        rewards: (G,) float64 weighted sums of the components; 0 where invalid or without any.
         valid: (G,) False where any reward answered None or failed: such a rollout enters neither statistics nor loss.
         components: Raw value of every reward, (G,) float64 each, NaN for None, and for rewards of other sources; and of
             rewards that answer several values, each of these as ``<label>/<name>``.
@@ -289,6 +296,11 @@ class ScoredGroup:
     @property
     def rollouts(self) -> tuple[Rollout, ...]:
         return self.group.rollouts
+
+    @property
+    def is_given(self) -> bool:
+        """True if nobody sampled its rollouts."""
+        return any(rollout.is_given for rollout in self.rollouts)
 
     def component(self, name: str) -> FloatArray:
         """(G,) values of a component; NaN where no reward has answered one of that name."""

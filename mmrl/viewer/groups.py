@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mmrl.token_columns import COLUMNS
+from mmrl.types import GIVEN
 from mmrl.viewer.documents import Document, NotThere
 from mmrl.viewer.folder import ViewedRun
 from mmrl.viewer.steps import step_index, why
@@ -32,7 +33,7 @@ def group_document(run: ViewedRun, kind: str, step: int, group: int) -> Document
         "demonstration": first.get("demonstration"),
         "epoch": first.get("epoch", 0),
         "trained": trained,
-        "why": why(kind, bool(first["kept"]), trained, rewards),
+        "why": why(kind, bool(first["kept"]), trained, rewards, first["weight_version"] == GIVEN),
         "prompt_tokens": len(first["prompt_token_ids"]),
         "members": [_member(each, vocabulary) for each in records],
         **({"candidates": first["candidates"]} if first.get("candidates") else {}),
@@ -43,6 +44,7 @@ def _member(record: Mapping[str, Any], vocabulary: Vocabulary) -> Document:
     episode = record.get("episode")
     return {
         **{name: record[name] for name in _OF_MEMBER},
+        "reward": None if record["weight_version"] == GIVEN else record["reward"],
         "text": record["completion"],
         "answers": record.get("answers") or {},
         "failure": record.get("failure") or None,
@@ -56,9 +58,10 @@ def _member(record: Mapping[str, Any], vocabulary: Vocabulary) -> Document:
 def _tokens(record: Mapping[str, Any], vocabulary: Vocabulary) -> Document:
     """A value of each token by name; names that have nothing to tell are left out."""
     ids, mask = np.asarray(record["token_ids"], np.int64).tolist(), np.asarray(record["mask"], bool)
-    plain = [column.record for column in COLUMNS if len(column.shape) == 1]
+    unknown = "sampled" if record["weight_version"] == GIVEN else ""  # zeros, which nobody computed
+    plain = [column.record for column in COLUMNS if len(column.shape) == 1 and column.known != unknown]
     numbers = {name.removesuffix("s"): _numbers(record, name, mask) for name in plain}
-    sampler, learner = numbers["sampler_logprob"], numbers["learner_logprob"]
+    sampler, learner = numbers.get("sampler_logprob"), numbers["learner_logprob"]
     updates = [np.asarray(each, np.float64) for each in record.get("update_logprobs") or () if len(each)]
     entropies = [np.asarray(each, np.float64) for each in record.get("update_entropy") or () if len(each)]
     found = {

@@ -12,13 +12,14 @@ import numpy as np
 
 from mmrl.errors import DataError
 from mmrl.rollout.records.paging import IndexedGroup, Place
-from mmrl.types import TRUNCATED
+from mmrl.types import GIVEN, TRUNCATED
 from mmrl.viewer.documents import HEAD, LONG_HEAD, Document, NotThere, head
 from mmrl.viewer.folder import KINDS, ViewedRun
 
 _OF_GROUP = ("group", "epoch", "prompt_id", "source", "kept", "trained", "prompt", "messages", "answer", "images")
 _OF_ROLLOUTS = (
     *("index", "greedy", "reward", "rewards", "mask", "turn_rewards", "finish_reason", "valid", "completion"),
+    "weight_version",
 )
 _TABLES = 4
 """Tables of steps that are kept, 10 MB for 10,000 rollouts."""
@@ -166,14 +167,17 @@ def is_right(rewards: Mapping[str, float | None] | None, valid: bool, accuracy: 
     return None if value is None or not valid else value >= 1 - _TOLERANCE
 
 
-def why(kind: str, kept: bool, trained: bool, rewards: Sequence[float]) -> str:
+def why(kind: str, kept: bool, trained: bool, rewards: Sequence[float], is_given: bool = False) -> str:
     """A sentence: the reason why a group was kept or dropped, as far as its record tells.
 
     Args:
         rewards: Rewards of its valid rollouts, without the greedy one.
+        is_given: True if nobody sampled it.
     """
     if kind != "step":
         return "An evaluation trains on nothing."
+    if is_given:
+        return f"The dataset's own; {'trained on' if trained else 'the step did not end'}."
     equal = len(set(rewards)) == 1
     same = f"all {len(rewards)} valid rewards are {rewards[0]:.6g}" if equal else ""
     if not rewards:
@@ -193,13 +197,14 @@ def valid_rewards(rollouts: Mapping[str, Sequence[Any]]) -> list[float]:
 
 
 def _group_entry(kind: str, found: IndexedGroup) -> Document:
-    own, rewards = found.of_group, valid_rewards(found.of_rollouts)
+    own, is_given = found.of_group, GIVEN in found.of_rollouts["weight_version"]
+    rewards = [] if is_given else valid_rewards(found.of_rollouts)
     trained = bool(own.get("trained", own["kept"]))
     return {
         **{name: own[name] for name in ("group", "prompt_id", "source", "kept")},
         "epoch": own.get("epoch") or 0,
         "trained": trained,
-        "why": why(kind, bool(own["kept"]), trained, rewards),
+        "why": why(kind, bool(own["kept"]), trained, rewards, is_given),
         **_asked(own),
         "reward_mean": float(np.mean(rewards)) if rewards else None,
         "reward_std": float(np.std(rewards)) if rewards else None,
@@ -222,7 +227,10 @@ def _columns(rollouts: Mapping[str, Sequence[Any]], accuracy: str | None) -> dic
     return {
         "index": list(rollouts["index"]),
         "greedy": list(rollouts["greedy"]),
-        "reward": list(rollouts["reward"]),
+        "reward": [
+            None if version == GIVEN else reward
+            for reward, version in zip(rollouts["reward"], rollouts["weight_version"], strict=True)
+        ],
         "length": list(rollouts["mask"]),
         "turns": [1 if each is None else each for each in rollouts["turn_rewards"]],
         "finish_reason": list(reasons),

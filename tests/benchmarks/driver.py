@@ -271,7 +271,6 @@ def watch_all(meter: Meter, *, with_records: bool) -> None:
     from mmrl.runs.recorder import RunRecorder
     from mmrl.system.clock import Clock
     from mmrl.training.logprob_check import LogprobCheck
-    from mmrl.training.sources import Rollouts
     from mmrl.training.trainer import Trainer
 
     phase = Clock.phase
@@ -290,7 +289,7 @@ def watch_all(meter: Meter, *, with_records: bool) -> None:
     meter.time(GroupLearner, "share", "packing plan")
     meter.time(GroupLearner, "samples", "shipping")
     meter.time(LogprobCheck, "check_step", "metrics")
-    meter.time(Rollouts, "metrics", "metrics")
+    meter.time(Trainer, "_metrics", "metrics")
     meter.time(metrics, "advantage_metrics", "metrics")
     meter.time(RunRecorder, "trained", "ledger")
     meter.time(RunRecorder, "log", "metrics")

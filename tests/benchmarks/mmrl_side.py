@@ -70,9 +70,9 @@ def run(job: dict[str, Any], watch: Stopwatch, report: Report) -> None:
         report(tokens=place["tokens"], phases=watch.take(), memory=memory or None)
         return values
 
-    def counted(self: Trainer, step: int, groups: Any, learner: Any, clock: Any) -> Any:
-        place["tokens"] = sum(len(rollout.token_ids) for group in groups for rollout in group.rollouts)
-        return learn(self, step, groups, learner, clock)
+    def counted(self: Trainer, found: Any, learner: Any, clock: Any) -> Any:
+        place["tokens"] = sum(len(rollout.token_ids) for group in found.learned for rollout in group.rollouts)
+        return learn(self, found, learner, clock)
 
     def measured(self: DeepSpeedLearner, rows: Any) -> Any:
         with peak_memory(memory) if place["step"] == job["steps"] else nullcontext():  # the last step is for memory

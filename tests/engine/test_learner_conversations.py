@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from mmrl.system.clock import Clock
-from mmrl.training.sources import Demonstrations
+from mmrl.training.sources import Given
 from mmrl.training.updater import LearnSettings, finished, learn
 from mmrl.types import Message, Prompt
 from mmrl_algorithms.sft import SFT
@@ -61,9 +61,9 @@ def test_a_step_is_plain_autograds_with_labels_on_the_assistants_turns(
         sampler={"temperature": 1.0}, algorithm={"name": "sft", "turns": turns}, trainer={"prompts_per_step": 2}
     )
     algorithm = SFT(SFT.Config(turns=turns))
-    source = Demonstrations(config, algorithm, vision.encoder, None, None)  # it neither scores nor records
+    source = Given(config, algorithm, vision.encoder, None, None)  # it neither scores nor tells
     made = [source.make(prompt) for prompt in conversations]
-    found, groups = source.collect(1, lambda count: [(0, sample) for sample in made], Clock())
+    found = source.gather(1, lambda count: [(0, sample) for sample in made], Clock())
     reference = plain(vision.folder.path)
     reference.model.zero_grad()
     losses = []
@@ -71,14 +71,14 @@ def test_a_step_is_plain_autograds_with_labels_on_the_assistants_turns(
         table, targets = labelled(reference, prompt, counted)
         losses.append(-table.gather(1, targets[:, None])[:, 0])
     torch.cat(losses).mean().backward()
-    assert [int(mask.sum()) for mask in found.batch.masks] == [len(loss) for loss in losses]
+    assert [int(each.mask.sum()) for each in found.rollouts] == [len(loss) for loss in losses]
     expected = {name: p.grad for name, p in reference.model.named_parameters() if p.grad is not None}
     settings = {"max_grad_norm": 1e9, "lr": STILL, "deepspeed": EXPOSED}
     with start(learner=settings, sampler={"temperature": 1.0}, algorithm=algorithm).learning() as learner:
-        result = finished(learn(groups, algorithm, learner, LearnSettings.of(config, frozenset(), 1)))
+        result = finished(learn(found.learned, algorithm, learner, LearnSettings.of(config, frozenset(), 1)))
         gradient = first_moment(learner)
     difference = {name: gradient[name] - expected[name] for name in gradient if name in expected}
     assert norm(difference) / norm(expected) < 1e-5
-    for group, mask, loss in zip(result.groups, found.batch.masks, losses, strict=True):
-        (values,) = group.logprobs
+    for group, rollout, loss in zip(result.groups, found.rollouts, losses, strict=True):
+        (values,), mask = group.logprobs, rollout.mask
         np.testing.assert_allclose(values[mask], -loss.detach(), atol=1e-5)

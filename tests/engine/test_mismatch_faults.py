@@ -18,7 +18,7 @@ from mmrl.engine.network.plain_model import plain_inputs
 from mmrl.engine.network.vision import ImageInputs
 from mmrl.ops.logprobs import token_logprobs
 from mmrl.training.logprob_check import LogprobCheck
-from mmrl.types import Sample
+from mmrl.types import Rollout, Sample
 from tests.conftest import Bench, Plain
 from tests.test_published import TEXTS, answered, setting  # noqa: F401
 
@@ -132,7 +132,8 @@ def verdict(samples: Sequence[Sample], engine: Any, precision: str) -> str:
     def note(kind: str, **fields: Any) -> None:
         found.append(fields.get("verdict", "ok"))
 
-    LogprobCheck(precision, "warn", event=note).check_first(samples, engine, has_sampler=True)
+    rollouts = [Rollout(each.prompt, each.segments, 0, "", "stop", 0) for each in samples]
+    LogprobCheck(precision, "warn", event=note).check_first(rollouts, engine)
     return max(found, key=["ok", "warn", "stop"].index)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmrl.errors import PluginError
+from mmrl.errors import OldNameWarning, PluginError
 from mmrl.interfaces import Aggregation, Algorithm
 from mmrl.ops.credit import token_kl
 from mmrl.ops.objective import (
@@ -191,6 +191,17 @@ def test_credit_that_does_not_fit_the_batch_is_the_algorithms_fault(credit, mess
     with pytest.raises(PluginError, match=message) as caught:
         assign_credit(Weighted({}), batch)
     assert "Weighted.credit " in caught.value.what
+
+
+def test_demonstrations_may_lack_a_credit_for_one_more_version(batch, monkeypatch):
+    def credit(self, batch):
+        raise NotImplementedError
+
+    monkeypatch.setattr(Weighted, "credit", credit)
+    with pytest.warns(OldNameWarning, match="one that answers ones"):
+        assert assign_credit(Weighted({}), replace(batch, components={})).advantages.tolist() == [1, 1, 1]
+    with pytest.raises(PluginError, match="NotImplementedError"):
+        assign_credit(Weighted({}), replace(batch, components={"right": batch.rewards}))
 
 
 def test_credit_may_be_anything_where_no_token_is_in_the_loss(batch, monkeypatch):

@@ -58,7 +58,7 @@ class Numbers:
 def events_of(precision: str, numbers: Numbers, on_mismatch: Any = "stop") -> tuple[LogprobCheck, list[Any]]:
     found: list[Any] = []
     check = LogprobCheck(precision, on_mismatch, event=lambda kind, **fields: found.append((kind, fields)))
-    check.check_first(numbers.samples(), numbers, has_sampler=True)  # type: ignore[arg-type]
+    check.check_first(numbers.samples(), numbers)  # type: ignore[arg-type]
     return check, found
 
 

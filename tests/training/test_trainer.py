@@ -759,12 +759,41 @@ def test_the_same_gap_is_fine_in_bfloat16(run):
 
 def test_demonstrations_are_imitated_without_a_sampler(run):
     done = run(algorithm=SFT(SFT.Config()), engine={"gap": 0.3}).fit()
-    assert "sampling" not in done.engine.verbs and done.recorder.rolled == {} and done.recorder.events == []
+    assert "sampling" not in done.engine.verbs and done.recorder.events == []
     rows = [row for part in done.engine.updates for row in part]
     assert all((row.advantages == 1).all() for row in rows)
     assert [len(row.mask) for row in rows] == [len(row.sample.prompt.token_ids) + 1 for row in rows]
     assert done.recorder.logged[1]["loss/policy"] == pytest.approx(-0.3)
     assert "reward/mean" not in done.recorder.logged[1]
+
+
+def test_a_demonstration_is_recorded_as_a_group_of_one_that_nobody_sampled(run):
+    """Its sampler's log-probs are zeros: nothing compares them with the learner's, and no reward is logged."""
+    done = run(algorithm=SFT(SFT.Config()), engine={"gap": 0.3}, learner={"minibatches": 2}).fit()
+    for step, groups in done.recorder.rolled.items():
+        assert [(len(group.scored.rollouts), group.trained, group.scored.place) for group in groups] == [
+            (1, True, (0, place)) for place in range(2)
+        ]
+        rollouts = [rollout for group in groups for rollout in group.scored.rollouts]
+        assert all(rollout.is_given and group.scored.is_given for group, rollout in zip(groups, rollouts, strict=True))
+        assert [rollout.text for rollout in rollouts] == ["y" * len(rollout.token_ids) for rollout in rollouts]
+        np.testing.assert_allclose(groups[0].logprobs[0], 0.3)
+        assert [len(group.updates[0]) for group in groups] == [1, 1]
+        trained = [key for number, _, keys in done.recorder.ledger if number == step for key in keys]
+        assert sorted(trained) == sorted(rollout.key for rollout in rollouts)
+    assert not any(name.startswith(("mismatch/", "reward/", "group/")) for name in done.recorder.logged[1])
+
+
+class Silent(SFT):
+    """Its advantages are 0, as of an algorithm whose loss asks for none."""
+
+    def credit(self, batch):
+        return Credit(np.zeros(len(batch.rewards)))
+
+
+def test_advantages_of_0_are_no_news_of_what_nobody_sampled(run):
+    done = run(algorithm=Silent(SFT.Config())).fit()
+    assert done.recorder.events == [] and done.recorder.logged[1]["advantage/abs_mean"] == 0
 
 
 def test_demonstrations_are_checked_packed_against_single_too(run):

@@ -129,6 +129,8 @@ def test_a_steps_groups_say_why_they_were_kept_or_dropped(pages: Pages) -> None:
         (("step", False, False, [0.0, 1.0]), "rejected it: its rewards differ"),
         (("step", True, False, [0.0, 1.0]), "was kept, but"),
         (("step", True, True, [0.5, 0.5]), "all 2 valid rewards are 0.5"),
+        (("step", True, True, [0.0], True), "The dataset's own; trained on."),
+        (("step", True, False, [0.0], True), "The dataset's own; the step did not end."),
     ],
 )
 def test_the_reason_of_a_groups_fate(arguments: Any, said: str) -> None:

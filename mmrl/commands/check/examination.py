@@ -82,7 +82,7 @@ class _Examination:
         self._scorer: Scorer | None = None
         self.setup = RunSetup(config, media_folder, scans=True, progress=progress)
         self._profiles: dict[str, Profile] = {}
-        self._stored, self._observed = list[int](), list[int]()
+        self._stored, self._observed, self._demonstrated = list[int](), list[int](), list[int]()
         self._judges_style = False
         self._plugins()
         if config.rewards and self.setup.with_sampler:
@@ -196,7 +196,8 @@ class _Examination:
         """
         known, grid, errors = len(source.dropped), self.setup.media.grid, list[DataError]()
         encoder, learns = self.setup.encoder, name == "train" and not self.setup.source.samples
-        encode = partial(_learnable, encoder, self.setup.algorithm.needs().all_turns) if learns else encoder.encode
+        learned, all_turns = self._demonstrated, self.setup.algorithm.needs().all_turns
+        encode = partial(_learnable, encoder, all_turns, learned) if learns else encoder.encode
         spread = np.unique(np.linspace(0, len(source) - 1, min(len(source), ENCODED)).astype(int)).tolist()
         until, looked = time.monotonic() + DECODING_S, 0
         for count, place in enumerate(dict.fromkeys([*spread, *range(len(source))])):
@@ -384,7 +385,7 @@ class _Examination:
             self._image_bytes(),
             evaluated=evaluated,
             observed_bytes=max(self._observed, default=0),
-            samples=samples,
+            demonstrated=None if samples else float(np.mean(self._demonstrated or [0])),
         )
         self.report.add("disk", room.data(), room.lines())
         for problem in room.problems():
@@ -409,12 +410,12 @@ def _written_by(reward: Reward, encoder: Encoder, prompt: Prompt) -> tuple[Encod
     return seen, right_answer(reward, seen)
 
 
-def _learnable(encoder: Encoder, all_turns: bool, prompt: Prompt) -> EncodedPrompt:
-    """The prompt in tokens, if its demonstration can be learned.
+def _learnable(encoder: Encoder, all_turns: bool, lengths: list[int], prompt: Prompt) -> EncodedPrompt:
+    """The prompt in tokens, if its demonstration can be learned, whose tokens are counted in ``lengths``.
 
     Raises:
         DataError: It cannot.
     """
     encoded = encoder.encode(prompt)
-    encoder.demonstrate(encoded, all_turns=all_turns)
+    lengths.append(len(encoder.demonstrate(encoded, all_turns=all_turns).token_ids))
     return encoded

@@ -52,11 +52,10 @@ class RecordedRun:
             raise ConfigError(what, where=str(path), remedy="give the folder that trainer.run_dir named")
         run = cls(path, load_recorded(path))
         if not run.steps:
-            is_supervised = not run.setup(run.config).source.samples
             raise DataError(
-                "the run has recorded no rollouts" + (": it learns from demonstrations" if is_supervised else ""),
+                "the run has recorded no rollouts",
                 where=str(path / "rollouts"),
-                remedy="give a run that has sampled",
+                remedy="give a run that has finished a step; mmrl 0.2 recorded none of runs on demonstrations",
             )
         return run
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -37,7 +38,7 @@ from mmrl.rollout.rewards.scorer import Scorer, Scoring
 from mmrl.runs.history import metrics_of, read_ledger
 from mmrl.runs.resumption import Change, changed_config, plain_config
 from mmrl.runs.run_warnings import config_warnings
-from mmrl.types import RolloutGroup, ScoredGroup
+from mmrl.types import ScoredGroup
 
 REPLAYED = ("rewards", "algorithm", "environment.weights", "trainer.eval_metric")
 """Parts of the config that a what-if may change: they decide about a step after its rollouts were sampled."""
@@ -68,11 +69,11 @@ def replay(
     if is_what_if:
         config, changes, notes = _changed(run, files, overrides)
     setup = run.setup(config)
-    if not setup.source.samples:
+    if setup.source is not (recorded := run.setup(run.config).source):
         raise ConfigError(
-            "an algorithm that learns from demonstrations makes nothing of rollouts",
+            f"the run's groups are {recorded.groups}, and this algorithm learns from {setup.source.groups}",
             where=f"algorithm: {config.algorithm.name}",
-            remedy="choose one that samples",
+            remedy=f"choose one that learns from {recorded.groups}",
         )
     notes += config_warnings(setup) if is_what_if else []
     plays = with_environment and not is_what_if and config.environment is not None
@@ -184,17 +185,22 @@ class _Player:
         """All groups, or some of them, scored now."""
         chosen = range(len(record.groups)) if places is None else places
         scored = [record.groups[place].credited.scored for place in chosen]
-        under_way = [
-            (self._submit(each.group), self._submit(each.greedy.group) if each.greedy else None) for each in scored
-        ]
+        under_way = [(self._submit(each), self._submit(each.greedy) if each.greedy else None) for each in scored]
         return [
             with_greedy(scoring.result(), greedy.result()) if greedy else scoring.result()
             for scoring, greedy in under_way
         ]
 
-    def _submit(self, group: RolloutGroup) -> Scoring | EpisodeScoring:
-        """Score a group in the background; its environment's components are those on record."""
-        environment = self._config.environment
+    def _submit(self, scored: ScoredGroup) -> Scoring | EpisodeScoring | Future[ScoredGroup]:
+        """Score a group in the background; its environment's components are those on record.
+
+        Nothing scores what nobody sampled.
+        """
+        environment, group = self._config.environment, scored.group
+        if scored.is_given:
+            known: Future[ScoredGroup] = Future()
+            known.set_result(scored)
+            return known
         if environment is None:
             return self._scorer.submit(group, self._failures)
         return score_episodes(self._scorer, self._config.rewards, environment.weights, group, self._failures)

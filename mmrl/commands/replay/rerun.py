@@ -9,7 +9,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Self
@@ -20,10 +19,11 @@ from mmrl.config.sections import Config
 from mmrl.engine_api import Learner, UpdateResult, Way
 from mmrl.errors import DataError, plugin_errors
 from mmrl.interfaces import Algorithm
+from mmrl.ops.metrics import episode_metrics
 from mmrl.ops.objective import partial_loss, reduce_partials
 from mmrl.plugin_host import registry
-from mmrl.rollout.batch import batch_of, rollouts_of, weights_of
-from mmrl.rollout.collector import SampledBatch, sampled_metrics, select
+from mmrl.rollout.batch import SampledStep, batch_of, rollouts_of, weights_of
+from mmrl.rollout.collector import select, step_metrics
 from mmrl.rollout.records import RecordedStep
 from mmrl.token_columns import COLUMNS, POLICY, TokenColumn
 from mmrl.training.logprob_check import LogprobCheck
@@ -57,7 +57,7 @@ class RecordedLearner(Learner):
     """Implements ``engine_api.Learner``, and the policy as its ``Network``, with what a run recorded.
 
     Nothing is recorded of a rollout that was in no loss; the sampler's log-probs stand in for the learner's, which
-    they equal up to rounding.
+    they equal up to rounding. What nobody sampled has none; its log-probs are then NaN.
 
     Args:
         algorithm: Gives the loss; ranks too have an instance of their own.
@@ -111,6 +111,8 @@ class RecordedLearner(Learner):
     def _before(self, sample: Sample) -> FloatArray:
         group, index = self._recorded[sample.key]
         if len(group.logprobs[index]) < len(sample.token_ids):
+            if group.scored.is_given:
+                return np.full(len(sample.token_ids), np.nan, np.float32)
             self.stood_in.add(sample.key)
             return sample.sampler_logprobs
         return group.logprobs[index]
@@ -216,7 +218,6 @@ def rerun(
     replaced = [replace(group.credited, scored=scores) for group, scores in zip(record.groups, scored, strict=True)]
     learner = RecordedLearner(rules.algorithm(), replaced, reorders=reselect)
     updates = list[Update]()
-    make_batch = partial(batch_of, weights=weights_of(config), penalties=rules.penalties)
     recorded = [record.groups[place].credited.scored for place in places]
     found = [
         replace(scored[place], kept=keep if reselect else was.kept, place=was.place)
@@ -226,13 +227,14 @@ def rerun(
     if trained:
         settings = LearnSettings.of(config, rules.penalties, step)
         result = finished(learn([scored[place] for place in trained], algorithm, learner, settings), updates.append)
-    assert config.accuracy is not None, "there is nothing to score with"
     values = dict(result.metrics)
     if "loss/total" in values and math.isfinite(routers := (beside or {}).get(ROUTERS_LOSS, 0.0)):
         values["loss/total"] += routers
     if found:
-        sampled_batch = SampledBatch(found, rollouts_of(found), make_batch(found))
-        values |= sampled_metrics(sampled_batch, config.accuracy, refills=needs.refill is not None)
+        rollouts = rollouts_of(found)
+        gathered = SampledStep(step, rollouts[0].weight_version, found, episode_metrics(rollouts, None))
+        batch = batch_of(found, weights_of(config), rules.penalties)
+        values |= step_metrics(gathered, batch, config.accuracy, refills=needs.refill is not None)
     values |= LogprobCheck("float32", "warn", event=lambda kind, **fields: None).check_step(step, result.groups)
     if beside is not None:
         with plugin_errors(algorithm, "observe"):

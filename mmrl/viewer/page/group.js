@@ -233,7 +233,12 @@ function rewardTable(view) {
       title: "end",
       cell: (member) => endTag(member.finish_reason, member.finish_reason === "length", member.valid),
     },
-    { key: "version", title: "weights", isNumber: true, cell: (member) => number(member.weight_version) },
+    {
+      key: "version",
+      title: "weights",
+      isNumber: true,
+      cell: (member) => (member.weight_version < 0 ? "given" : number(member.weight_version)),
+    },
     members.some((member) => member.failure) && {
       key: "failure",
       title: "failure",

@@ -15,9 +15,14 @@ import numpy as np
 import pytest
 
 from mmrl.commands.cli import main
+from mmrl.commands.replay.recorded_run import load_recorded
 from mmrl.engine_api import UpdateResult
+from mmrl.interfaces import Monitor
 from mmrl.rollout.records import recorded_steps
 from mmrl.rollout.rewards.scorer import Scorer
+from mmrl.runs.monitoring import recorded_alarms
+from mmrl.viewer.folder import ViewedRun
+from mmrl.viewer.groups import group_document
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.runs import REWARDS, Runs, fake, records, rollouts
 
@@ -483,7 +488,7 @@ def test_a_later_change_of_the_config_is_told(spoilt: Path, replay):
         (["--step", "last"], 2, "--step cannot be 'last'"),
         (["sampler.temperature=0.5"], 2, r"no record can tell what sampler.temperature would[\s\S]*rewards, algorithm"),
         (["algorithm.clip_hig=1"], 2, "did you mean clip_high"),
-        (["algorithm.name=sft"], 2, "learns from demonstrations"),
+        (["algorithm.name=sft"], 2, "groups are rollouts, and this algorithm learns from demonstrations"),
         (["algorithm.name=reinforce_pp"], 3, "no record of the reference policy's log-probs"),
         (["algorithm.name=remax"], 3, "no record of greedy rollouts"),
         (["algorithm.name=nowhere"], 4, "nowhere"),
@@ -507,8 +512,53 @@ def test_what_is_no_run_or_damaged_is_named(spoilt: Path, runs: Runs, tmp_path, 
         assert main(["replay", str(spoilt), "--step", str(step)]) == 3
         error = capsys.readouterr().err
         assert message in error and f"step-{step:06d}.jsonl" in error
+    shutil.rmtree(spoilt / "rollouts")
+    assert main(["replay", str(spoilt)]) == 3
+    assert "the run has recorded no rollouts" in capsys.readouterr().err
+
+
+class Counting(Monitor):
+    """Counts the groups of each step."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.seen: dict[int, int] = {}
+
+    def measure(self, record):
+        self.seen[record.step] = len(record.groups) + len(record.evaluation)
+        return {}
+
+    def look(self, view):
+        return ()
+
+
+@pytest.mark.parametrize("name", ["once", "twice"])
+def test_a_run_on_demonstrations_is_replayed_as_any_other(name, runs: Runs, replay, capsys):
+    """Its rewards score evaluations alone."""
     data = {"train": {"name": "table", "path": str(runs.rows), "demonstration": "written"}}
-    assert runs.train(runs.config("sft", data=data, algorithm={"name": "sft"}, trainer={"steps": 1})) == 0
-    capsys.readouterr()
-    assert main(["replay", str(runs.folder / "sft")]) == 3
-    assert "no rollouts: it learns from demonstrations" in capsys.readouterr().err
+    sections = {"data": data, "algorithm": {"name": "sft"}, "trainer": {"steps": 2}} | (
+        TWICE if name == "twice" else {}
+    )
+    assert runs.train(runs.config(f"sft-{name}", **sections)) == 0
+    run = runs.folder / f"sft-{name}"
+    code, reports = replay(run, "--step", "1-2")
+    assert code == 0 and [differences(report) for report in reports] == [{}, {}]
+    compared = {part: found["compared"] for part, found in reports[0]["parts"].items()}
+    assert compared.pop("log-probs") == 0 and all(compared.values()) and reports[0]["notes"] == []
+    code, (report,) = replay(run, "algorithm.aggregation=seq-mean-token-sum")
+    assert code == 0 and "loss/policy" in report["what_if"]["metrics"]
+    assert main(["replay", str(run), "algorithm.name=grpo"]) == 2
+    assert "the run's groups are demonstrations, and this algorithm learns from rollouts" in capsys.readouterr().err
+    assert main(["rollouts", str(run), "--step", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "demonstration: " in shown and "reward" not in shown and "rollout 0" not in shown
+    document = group_document(ViewedRun(run), "step", 1, 0)
+    (member,) = document["members"]
+    assert document["why"] == "The dataset's own; trained on." and member["reward"] is None
+    assert "learner_logprob" in member["tokens"] and not {"sampler_logprob", "gap"} & member["tokens"].keys()
+    monitor = Counting(Counting.Config())
+    assert list(recorded_alarms(run, load_recorded(run), lambda *fault: None, {"counting": monitor})) == []
+    assert monitor.seen == {1: 0, 2: 0}  # a monitor is shown what is sampled
+    rewrite(run, 1, lambda records: records[0]["advantage"].__setitem__(0, 2.0))
+    code, (report,) = replay(run, "--step", 1)
+    assert code == 6 and [each["what"] for each in differences(report)["advantages"]] == ["advantage of token 0"]

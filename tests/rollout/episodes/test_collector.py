@@ -9,7 +9,7 @@ from mmrl.config.load import from_mapping
 from mmrl.data.order import request_seed
 from mmrl.errors import ConfigError
 from mmrl.interfaces import Algorithm, Needs
-from mmrl.rollout.collector import Collector, sampled_metrics
+from mmrl.rollout.collector import Collector, step_metrics
 from mmrl.rollout.episodes.failures import EpisodeError
 from mmrl.rollout.episodes.player import EpisodePlayer
 from mmrl.rollout.episodes.pool import EnvironmentPool
@@ -96,7 +96,7 @@ class Collecting:
 
     def train(self, algorithm=Plain):
         draw = lambda count: [(0, prompt) for prompt in self.prompts[:count]]  # noqa: E731
-        return self.collector.training_groups(algorithm(None), draw, 2, self.clock)
+        return self.collector.training_groups(1, algorithm(None), draw, 2, self.clock)
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ FOUR = {
 def test_a_step_has_scores_turns_and_metrics_of_its_episodes(collecting):
     step = collecting(FOUR, max_turns=2, weights={"length": 0.1})
     found = step.train()
-    batch = found.batch
+    batch = step.collector.batch(found.groups)
     # environment: 2 + 1, 0 + 1, failed, 0 + 1; length: 5 + 3, 5 + 5, failed, 3 + 3; ends: 1, 0, -, 1, of weight 2
     assert batch.components[ENVIRONMENT].tolist()[:2] == [3.0, 1.0] and batch.components[ENVIRONMENT][3] == 1.0
     assert batch.components["length"][[0, 1, 3]].tolist() == [8.0, 10.0, 6.0]
@@ -135,7 +135,7 @@ def test_a_step_has_scores_turns_and_metrics_of_its_episodes(collecting):
     assert states[0][1] == states[2][1] not in (states[1][1], states[3][1])  # what was paid
     assert [group.prompt.id for group in step.collector.generated] == ["p0", "p1"]
 
-    values = sampled_metrics(found, "ends", refills=False)
+    values = step_metrics(found, batch, "ends", refills=False)
     assert {name: value for name, value in values.items() if name.startswith("episode/")} == {
         "episode/turns_mean": 2.0,
         "episode/calls_mean": 0.25,
@@ -160,14 +160,14 @@ def test_a_step_has_scores_turns_and_metrics_of_its_episodes(collecting):
 def test_an_environment_alone_scores(collecting):
     step = collecting(FOUR, max_turns=2, rewards=False, weights={ENVIRONMENT: 10.0})
     assert step.collector.accuracy_of == ENVIRONMENT
-    batch = step.train().batch
+    batch = step.collector.batch(step.train().groups)
     assert batch.rewards.tolist() == [30.0 + 8, 10.0 + 10, 0.0, 10.0 + 6]
     assert [*batch.components] == [ENVIRONMENT, "length"]
 
 
 def test_an_episode_whose_rewards_have_no_finite_sum_is_invalid(collecting):
     step = collecting({**FOUR, ("p0", 0): ["pay 1e308", "pay 1e308"]}, max_turns=2, weights={"length": 0.0})
-    batch = step.train().batch
+    batch = step.collector.batch(step.train().groups)
     assert batch.valid.tolist() == [False, True, False, True]
     assert np.isfinite(batch.rewards).all()
 
