@@ -39,7 +39,7 @@ _HISTORY = ("runs", "run/0", "run/0/metrics", "run/0/events", "run/0/evaluations
 
 
 @dataclass
-class Report:
+class PageReport:
     """The content of a report, as far as it is chosen.
 
     Attributes:
@@ -70,7 +70,7 @@ class Report:
         return _html(_escaped({**data, "made": f"{made} by mmrl {__version__}"}))
 
 
-def make_report(path: Path, steps: Sequence[int] | None = None, max_mb: float = MAX_MB) -> Report:
+def make_report(path: Path, steps: Sequence[int] | None = None, max_mb: float = MAX_MB) -> PageReport:
     """The report of a run.
 
     Args:
@@ -86,7 +86,7 @@ def make_report(path: Path, steps: Sequence[int] | None = None, max_mb: float = 
     if missing := sorted(set(steps or ()) - set(known)):
         possible = ", ".join(map(str, known)) or "none yet"
         raise DataError(f"there are no rollouts of step {missing[0]}", where=str(path), possible=possible)
-    report = Report(int(max_mb * 1e6) - len(_html(_escaped({"left_out": "x" * 2000}))))
+    report = PageReport(int(max_mb * 1e6) - len(_html(_escaped({"left_out": "x" * 2000}))))
     for resource in _HISTORY:
         if not report.add(resource, pages.document(resource)):
             if resource in _HISTORY[:2]:
@@ -115,7 +115,7 @@ def spread(steps: Sequence[int]) -> list[int]:
     return [steps[round(place * (len(steps) - 1) / (count - 1))] for place in range(count)]
 
 
-def _add_steps(report: Report, pages: Pages, places: Sequence[tuple[str, int]]) -> None:
+def _add_steps(report: PageReport, pages: Pages, places: Sequence[tuple[str, int]]) -> None:
     """Add the tables of steps and then their groups, one of each step in turn, until there is no room."""
     waiting: dict[str, Iterator[int]] = {}
     counts: dict[str, list[int]] = {}
@@ -140,7 +140,7 @@ def _add_steps(report: Report, pages: Pages, places: Sequence[tuple[str, int]]) 
             report.left_out.append(f"{name}: {there - held} of {there} groups, which did not fit")
 
 
-def _add_group(report: Report, pages: Pages, resource: str) -> bool:
+def _add_group(report: PageReport, pages: Pages, resource: str) -> bool:
     try:
         document = pages.document(resource)
     except NotThere as error:  # a group whose number no address can have
@@ -148,7 +148,7 @@ def _add_group(report: Report, pages: Pages, resource: str) -> bool:
     return report.add(resource, document, _thumbnails(pages.runs[0], document))
 
 
-def _tell_rest(report: Report, run: ViewedRun) -> None:
+def _tell_rest(report: PageReport, run: ViewedRun) -> None:
     known = list(run.files("step"))
     inside = [step for step in known if f"run/0/step/{step}" in report.documents]
     if others := len(known) - len(inside):

@@ -19,7 +19,7 @@ from PIL import Image
 from mmrl.commands.cli import main
 from mmrl.errors import ConfigError, DataError
 from mmrl.viewer.pages import Pages
-from mmrl.viewer.report import Report, make_report, spread
+from mmrl.viewer.report import PageReport, make_report, spread
 from tests.viewer.made_run import HOSTILE, make_run
 
 EVALUATIONS = [
@@ -209,8 +209,8 @@ def test_the_command_writes_the_file_and_says_what_it_leaves_out(
 
 
 def test_steps_whose_table_finds_no_room_are_not_said_to_be_inside(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add = Report.add
-    monkeypatch.setattr(Report, "add", lambda self, name, *rest: name != "run/0/step/2" and add(self, name, *rest))
+    add = PageReport.add
+    monkeypatch.setattr(PageReport, "add", lambda self, name, *rest: name != "run/0/step/2" and add(self, name, *rest))
     left_out = make_report(run, [1, 2]).left_out
     assert "step 2: its table is larger than the room that was left" in left_out
     assert "rollouts of 1 of 2 recorded steps (inside: 1); --step N chooses" in left_out

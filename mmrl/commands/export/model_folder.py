@@ -38,7 +38,7 @@ DTYPES = "float32", "bfloat16", "float16"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ExportedModel:
     """The model to export.
 
     Attributes:
@@ -51,18 +51,18 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ExportReport:
     """The answer of ``mmrl export``."""
 
-    source: Source
+    exported: ExportedModel
     out: Path
     export: Export
 
     def data(self) -> dict[str, Any]:
         """For programs."""
-        checkpoint = self.source.checkpoint
+        checkpoint = self.exported.checkpoint
         return {
-            "source": str(checkpoint.path if checkpoint else self.source.model),
+            "source": str(checkpoint.path if checkpoint else self.exported.model),
             "step": checkpoint.step if checkpoint else None,
             "out": str(self.out),
             **dataclasses.asdict(self.export),
@@ -70,9 +70,9 @@ class Report:
 
     def lines(self) -> Iterator[str]:
         """For people."""
-        done, checkpoint = self.export, self.source.checkpoint
+        done, checkpoint = self.export, self.exported.checkpoint
         verified = "a checkpoint, as its manifest says" if checkpoint else "a model folder"
-        yield f"source    {_shown(checkpoint.path if checkpoint else self.source.model)}: {verified}; {done.stored}"
+        yield f"source    {_shown(checkpoint.path if checkpoint else self.exported.model)}: {verified}; {done.stored}"
         origin = f", {done.masters} of them from the optimizer's float32 weights" if done.masters else ""
         files = f"{done.files} file{'s' if done.files > 1 else ''}"
         yield f"weights   {done.weights} in {done.dtype}{origin}; {done.size_bytes / 1e6:.1f} MB in {files}"
@@ -93,7 +93,7 @@ def export(
     adapter: bool = False,
     base: str | None = None,
     on_damage: Callable[[Checkpoint, CheckpointError], None],
-) -> Report:
+) -> ExportReport:
     """Export to ``out``, which is new or empty.
 
     Args:
@@ -145,7 +145,7 @@ def export(
             where=str(error.filename or out),
             remedy="make room, or make it readable and writable; nothing was exported",
         ) from error
-    return Report(found, out, done)
+    return ExportReport(found, out, done)
 
 
 def _shown(path: Path) -> Path:
@@ -153,7 +153,7 @@ def _shown(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def _find(path: Path, on_damage: Callable[[Checkpoint, CheckpointError], None]) -> Source:
+def _find(path: Path, on_damage: Callable[[Checkpoint, CheckpointError], None]) -> ExportedModel:
     path = path.expanduser().resolve()
     if path.name == "model" and (path.parent / "manifest.json").exists():
         path = path.parent  # a checkpoint's, which can be verified
@@ -164,9 +164,9 @@ def _find(path: Path, on_damage: Callable[[Checkpoint, CheckpointError], None]) 
             possible="a checkpoint such as RUN/checkpoints/step-000010, a run's folder, or a Hugging Face folder",
         )
     if any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
-        return Source(path, None)
+        return ExportedModel(path, None)
     checkpoint = find(path, on_damage)
-    return Source(checkpoint.path / "model", checkpoint)
+    return ExportedModel(checkpoint.path / "model", checkpoint)
 
 
 def _check_out(out: Path) -> None:
@@ -227,7 +227,7 @@ def _rename(hidden: Path, out: Path) -> None:
         raise
 
 
-def _provenance(source: Source, done: Export) -> dict[str, Any]:
+def _provenance(exported: ExportedModel, done: Export) -> dict[str, Any]:
     """Where the weights come from, without paths of this machine and without secrets."""
     versions = installed_versions(("torch", "transformers", "safetensors"))
     facts: dict[str, Any] = {
@@ -237,10 +237,10 @@ def _provenance(source: Source, done: Export) -> dict[str, Any]:
         "weights_from_float32_masters": done.masters,
         "agreement": {"tokens": done.tokens, **dataclasses.asdict(done.gap)},
     }
-    if source.checkpoint:
-        facts |= _run_facts(source.checkpoint)
+    if exported.checkpoint:
+        facts |= _run_facts(exported.checkpoint)
     else:
-        facts["source"] = source.model.name
+        facts["source"] = exported.model.name
     plain: dict[str, Any] = Redactor().plain(facts)
     return plain
 

@@ -55,7 +55,7 @@ class TriedRollout:
 
 
 @dataclass(frozen=True, slots=True)
-class RewardTrial:
+class TriedReward:
     """The outcome of a reward's trial.
 
     Attributes:
@@ -166,7 +166,7 @@ def reward_spec(name: str, settings: Sequence[str] = (), timeout_s: float | None
     return spec
 
 
-def try_reward(spec: RewardSpec, paths: Sequence[str] = (), limit: int | None = None) -> RewardTrial:
+def try_reward(spec: RewardSpec, paths: Sequence[str] = (), limit: int | None = None) -> TriedReward:
     """Score recorded rollouts, or else those of ``mmrl.testing``, in a run's own worker processes.
 
     Args:
@@ -198,7 +198,7 @@ def try_reward(spec: RewardSpec, paths: Sequence[str] = (), limit: int | None = 
     finally:
         pool.close()
     components = dict.fromkeys(name for each in recorded for name in each.rewards)
-    return RewardTrial(spec.metric, tried, list(components), next(iter(errors), None), others.total())
+    return TriedReward(spec.metric, tried, list(components), next(iter(errors), None), others.total())
 
 
 def _rollouts(paths: Sequence[str]) -> Iterator[RecordedRollout]:
