@@ -121,6 +121,36 @@ GROUP = pa.schema(
 FIELDS = frozenset((*GROUP.names, *(field.name for field in ROLLOUT), "algorithm_state", "failed"))
 """All fields of records, also of those in JSON."""
 EPISODE = ("episode", "components", "failure")
+_OF_PROMPT = (
+    "source",
+    "messages",
+    "prompt",
+    "prompt_token_ids",
+    "images",
+    "answer",
+    "choices",
+    "columns",
+    "columns_as_text",
+    "demonstration",
+)
+_OF_ROLLOUT = (
+    "completion",
+    "token_ids",
+    "mask",
+    "segments",
+    "finish_reason",
+    "weight_version",
+    "rewards",
+    "reward",
+    "answers",
+    "valid",
+    "greedy",
+    *(column.record for column in sorted(COLUMNS, key=lambda column: column.known != "sampled")),
+    *EPISODE,
+)
+"""Fields of a record in its order, those of the prompt and those of the rollout."""
+_OF_SOME = ("segments", *EPISODE)
+"""Fields that a record lacks where they are null."""
 BY_BYTE = [
     f"rollouts.list.element.{name}{'.list.element' * depth}"
     for name, depth in [*((each.record, len(each.shape)) for each in COLUMNS if each.dtype == "float32"), ("values", 1)]
@@ -207,41 +237,31 @@ def row_of(table: pa.Table, row: int) -> pa.Table:
 
 def table_records(table: pa.Table) -> Iterator[dict[str, Any]]:
     """The records of a row group, or of a row of one."""
-    groups = table.drop_columns(["prompt_token_ids", "rollouts"]).to_pylist()
+    groups = group_fields(table.drop_columns(["prompt_token_ids", "rollouts"]))
     prompts = _split(table["prompt_token_ids"].combine_chunks())
     rollouts = table["rollouts"].combine_chunks()
     members = rollouts.values
-    numbers: dict[str, Any] = {name: _split(members.field(name)) for name in ("token_ids", "mask")}
-    numbers |= {column.record: _token_column(members, column) for column in COLUMNS}
-    plain = (
-        "index",
-        "greedy",
-        "completion",
-        "finish_reason",
-        "weight_version",
-        "reward",
-        "rewards",
-        "answers",
-        "valid",
-    )
-    others = {name: members.field(name).to_pylist() for name in (*plain, "segments")}
-    known = [field.name for field in members.type if field.name in EPISODE]
-    others |= {name: members.field(name).to_pylist() for name in known}
-    places = rollouts.offsets.to_pylist()
-    for row, ids, (first, end) in zip(groups, prompts, pairwise(places), strict=True):
-        of_prompt = _prompt(row, ids)
+    fields: dict[str, Any] = {name: _split(members.field(name)) for name in ("token_ids", "mask")}
+    fields |= {column.record: _token_column(members, column) for column in COLUMNS}
+    known = {field.name for field in members.type}
+    others = [name for name in ("index", *_OF_ROLLOUT) if name not in fields and (name in known or name not in EPISODE)]
+    fields |= {name: _field(name, members.field(name)) for name in others}
+    for row, ids, (first, end) in zip(groups, prompts, pairwise(rollouts.offsets.to_pylist()), strict=True):
+        of_prompt = {name: ids if name == "prompt_token_ids" else row[name] for name in _OF_PROMPT}
+        if row["candidates"]:
+            of_prompt["candidates"] = row["candidates"]
         for i in range(first, end):
-            found = {name: values[i] for name, values in (others | numbers).items()}
+            found = {name: fields[name][i] for name in _OF_ROLLOUT if name in fields}
             yield {
                 "group": row["group"],
                 "place": None if row["place"] is None else [row["round"], row["place"]],
                 "kept": row["kept"],
                 "trained": row["trained"],
-                "prompt_id": of_prompt["prompt_id"],
+                "prompt_id": row["prompt_id"],
                 "epoch": row["epoch"],
-                "index": found["index"],
+                "index": fields["index"][i],
                 **of_prompt,
-                **_rollout(found),
+                **{name: value for name, value in found.items() if value is not None or name not in _OF_SOME},
             }
 
 
@@ -254,6 +274,7 @@ def group_fields(table: pa.Table) -> list[dict[str, Any]]:
         "messages": lambda some: [{name: unescaped(value) for name, value in each.items()} for each in some],
         "choices": lambda some: [unescaped(each) for each in some],
         "columns_as_text": _map,
+        "candidates": lambda some: [{**each, "text": unescaped(each["text"])} for each in some or ()],
     }
     return [{name: read.get(name, unescaped)(value) for name, value in row.items()} for row in table.to_pylist()]
 
@@ -279,72 +300,16 @@ def _field(name: str, values: pa.Array) -> list[Any]:
     if name == "turn_rewards":
         lengths: list[Any] = pc.list_value_length(values).to_pylist()
         return lengths
-    if name == "episode":
-        return [None if each is None else [_turn(turn) for turn in each] for each in values.to_pylist()]
+    if name in ("episode", "segments"):
+        read = _turn if name == "episode" else _segment
+        return [None if each is None else [read(part) for part in each] for each in values.to_pylist()]
     if name in ("rewards", "answers", "components"):
         return [None if each is None else _map(each) for each in values.to_pylist()]
     return [unescaped(each) for each in values.to_pylist()]
 
 
-def _prompt(row: Mapping[str, Any], ids: Any) -> dict[str, Any]:
-    """The part of a record that a group's rollouts share."""
-    messages = [{name: unescaped(value) for name, value in each.items()} for each in row["messages"]]
-    candidates = [
-        {"text": unescaped(each["text"]), "score": each["score"], "images": each["images"]}
-        for each in row["candidates"] or ()
-    ]
-    return {
-        "prompt_id": unescaped(row["prompt_id"]),
-        "source": unescaped(row["source"]),
-        "messages": messages,
-        "prompt": unescaped(row["prompt"]),
-        "prompt_token_ids": ids,
-        "images": _images(row["images"]),
-        "answer": json.loads(row["answer"]),
-        "choices": [unescaped(choice) for choice in row["choices"]],
-        "columns": json.loads(row["columns"]),
-        "columns_as_text": _map(row["columns_as_text"]),
-        "demonstration": unescaped(row["demonstration"]),
-        **({"candidates": candidates} if candidates else {}),
-    }
-
-
-def _rollout(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a record that is a rollout's own."""
-    segments = found["segments"]
-    sampled = [column.record for column in COLUMNS if column.known == "sampled"]
-    return {
-        "completion": unescaped(found["completion"]),
-        "token_ids": found["token_ids"],
-        "mask": found["mask"],
-        **({} if segments is None else {"segments": [_segment(each) for each in segments]}),
-        "finish_reason": unescaped(found["finish_reason"]),
-        "weight_version": found["weight_version"],
-        "rewards": _map(found["rewards"]),
-        "reward": found["reward"],
-        "answers": _map(found["answers"]),
-        "valid": found["valid"],
-        "greedy": found["greedy"],
-        **{name: found[name] for name in sampled},
-        **{column.record: found[column.record] for column in COLUMNS if column.record not in sampled},
-        **_episode(found),
-    }
-
-
 def _segment(found: Mapping[str, Any]) -> dict[str, Any]:
     return {name: unescaped(value) for name, value in found.items()} | {"images": _images(found["images"] or ())}
-
-
-def _episode(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that only rollouts of an environment have."""
-    fields: dict[str, Any] = {}
-    if found.get("episode") is not None:
-        fields["episode"] = [_turn(each) for each in found["episode"]]
-    if found.get("components") is not None:
-        fields["components"] = _map(found["components"])
-    if found.get("failure") is not None:
-        fields["failure"] = unescaped(found["failure"])
-    return fields
 
 
 def _turn(found: Mapping[str, Any]) -> dict[str, Any]:
