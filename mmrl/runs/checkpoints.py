@@ -17,18 +17,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any
 
 from mmrl.errors import ConfigError, DataError, ResourceError
+from mmrl.runs.disk import files_below, force, of_each, sha256, sync
 from mmrl.runs.manifest import POLICY, LaterVersionError, Manifest, Role
 from mmrl.system import failpoints
 
@@ -37,8 +37,6 @@ _BEST = "best"
 _PREFIX = "step-"
 
 
-_T = TypeVar("_T")
-_R = TypeVar("_R")
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.EBADMSG, errno.EUCLEAN}
 """A file system's errors on a file that is gone or broken; the last two come from its own checksums."""
 
@@ -112,7 +110,7 @@ class Checkpoint:
             hidden.replace(self.path / _MANIFEST)
             sync(self.path)
             failpoints.reach("checkpoint.thinned")
-        for name, path in _files(self.path):
+        for name, path in files_below(self.path):
             if thinner.drops(name):
                 path.unlink()
 
@@ -127,7 +125,9 @@ class Checkpoint:
         manifest = self._manifest()
         expected = manifest.files
         with _reading(self.path):
-            found = {name: path for name, path in _files(self.path) if name != _MANIFEST and not manifest.drops(name)}
+            found = {
+                name: path for name, path in files_below(self.path) if name != _MANIFEST and not manifest.drops(name)
+            }
         for name in sorted(expected.keys() | found.keys()):
             if name not in found:
                 raise _damaged("is missing", self.path / name)
@@ -139,10 +139,10 @@ class Checkpoint:
 
         def compare(name: str) -> None:
             with _reading(found[name]):
-                if _sha256(found[name]) != expected[name]["sha256"]:
+                if sha256(found[name]) != expected[name]["sha256"]:
                     raise _damaged("has other content than was written", found[name])
 
-        _of_each(compare, sorted(expected))
+        of_each(compare, sorted(expected))
 
     def _manifest(self) -> Manifest:
         path = self.path / _MANIFEST
@@ -330,13 +330,6 @@ def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=1) + "\n", encoding="ascii")
 
 
-def force(folder: Path) -> None:
-    """Force a folder, with all files and folders in it, to the disk."""
-    _of_each(sync, [path for _, path in _files(folder)])
-    for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
-        sync(path)
-
-
 def _named(path: Path) -> Checkpoint:
     return Checkpoint(path, int(path.name.removeprefix(_PREFIX)))
 
@@ -345,47 +338,20 @@ def _damaged(what: str, path: Path) -> CheckpointError:
     return CheckpointError(f"a checkpoint is damaged: {path.name} {what}", where=str(path))
 
 
-def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Every file below a folder by its name from there, links to folders too.
-
-    Raises:
-        OSError: A folder cannot be listed; ``Path.rglob`` would leave its files out.
-    """
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    for parent, folders, names in os.walk(folder, onerror=fail):
-        for path in (Path(parent, name) for name in [*folders, *names]):
-            if path.name in names or path.is_symlink():
-                yield str(PurePosixPath(path.relative_to(folder))), path
-
-
 def _seal(folder: Path, step: int, roles: Mapping[str, Role]) -> None:
     """Write the manifest, and force every file to the disk."""
-    files = dict(sorted(_files(folder)))
+    files = dict(sorted(files_below(folder)))
 
     def seal(path: Path) -> dict[str, Any]:
-        return {"size": path.stat().st_size, "sha256": _sha256(path)}
+        return {"size": path.stat().st_size, "sha256": sha256(path)}
 
     with ThreadPoolExecutor(1) as disk:  # it writes what the processor hashes
         forced = disk.submit(force, folder)
-        sealed = dict(zip(files, _of_each(seal, list(files.values())), strict=True))
+        sealed = dict(zip(files, of_each(seal, list(files.values())), strict=True))
         forced.result()
     (folder / _MANIFEST).write_text(Manifest(step, sealed, roles).text(), encoding="ascii")
     sync(folder / _MANIFEST)
     sync(folder)
-
-
-def _of_each(function: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
-    """The function's answers, in order; several calls run at a time, as reading and hashing hold no lock."""
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        return list(pool.map(function, items))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _size(path: Path) -> int | None:
@@ -417,12 +383,3 @@ def _unreadable(path: Path, error: OSError) -> ResourceError:
         where=str(error.filename or path),
         remedy="nothing was changed; start again when the file can be read",
     )
-
-
-def sync(path: Path) -> None:
-    """Force a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

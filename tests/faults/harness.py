@@ -28,8 +28,8 @@ from typing import Any, Self
 ROOT = Path(__file__).parents[2]
 MODULE = (sys.executable, "-m", "tests.faults.harness")
 TRACED = tuple(f"{os.sep}mmrl{os.sep}{name}.py".replace("/", os.sep) for name in (
-    "commands/train", "rollout/collector", "runs/checkpoints", "runs/directory", "runs/files", "runs/session",
-    "runs/start", "system/signals", "training/logprob_check", "training/trainer", "training/update_log",
+    "commands/train", "rollout/collector", "runs/checkpoints", "runs/directory", "runs/disk", "runs/files",
+    "runs/session", "runs/start", "system/signals", "training/logprob_check", "training/trainer", "training/update_log",
     "training/updater",
 ))  # fmt: skip
 """The files whose lines are places for a blow."""

@@ -178,14 +178,14 @@ def test_a_part_that_is_a_link_to_the_very_same_is_not_believed(store, tmp_path,
 
 def test_a_file_that_the_disk_does_not_give_back_is_damage(store, monkeypatch):
     broken = store.all()[1].path / "model" / "a.safetensors"
-    hashed = module._sha256
+    hashed = module.sha256
 
     def fail(path: Path) -> str:
         if path == broken:
             raise OSError(errno.EIO, "Input/output error", str(path))
         return hashed(path)
 
-    monkeypatch.setattr(module, "_sha256", fail)
+    monkeypatch.setattr(module, "sha256", fail)
     step, (said,) = newest(store)
     assert step == 2 and "a.safetensors cannot be read" in said and "Input/output error" in said
 
@@ -205,7 +205,7 @@ def test_a_file_that_cannot_be_read_now_is_no_damage(store, monkeypatch, name, n
         return act
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_sha256", failing(module._sha256))
+        patch.setattr(module, "sha256", failing(module.sha256))
         patch.setattr(Path, "read_text", failing(Path.read_text))
         for call in ("listdir", "scandir"):
             patch.setattr(os, call, failing(getattr(os, call)))
@@ -227,20 +227,20 @@ def test_a_pipe_in_place_of_a_file_is_damage_and_not_waited_for(store, name):
 def test_nothing_is_hashed_of_a_checkpoint_whose_sizes_are_wrong(store, monkeypatch):
     newer = store.all()[1]
     os.truncate(newer.path / "state" / "run.json", 3)  # the last by name
-    monkeypatch.setattr(module, "_sha256", lambda path: pytest.fail("was read"))
+    monkeypatch.setattr(module, "sha256", lambda path: pytest.fail("was read"))
     with pytest.raises(CheckpointError, match=r"run\.json is not the file of 20 bytes"):
         newer.verify()
 
 
 def test_files_are_hashed_side_by_side(store, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    meeting, hashed = threading.Barrier(3, timeout=30), module._sha256
+    meeting, hashed = threading.Barrier(3, timeout=30), module.sha256
 
     def meet(path: Path) -> str:
         meeting.wait()
         return hashed(path)
 
-    monkeypatch.setattr(module, "_sha256", meet)
+    monkeypatch.setattr(module, "sha256", meet)
     store.write(6, fill()).verify()
 
 

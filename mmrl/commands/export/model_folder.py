@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 from mmrl.cluster.nodes import installed_versions
 from mmrl.cluster.process import prepare_process
 from mmrl.errors import ConfigError, ResourceError, plural
-from mmrl.runs.checkpoints import Checkpoint, CheckpointError, find, force, sync
+from mmrl.runs.checkpoints import Checkpoint, CheckpointError, find
+from mmrl.runs.disk import force, sync
 from mmrl.runs.resumption import MODEL
 from mmrl.system import failpoints
 from mmrl.system.redaction import Redactor
