@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmrl.commands.check.references import ReferenceReport, check_references
+from mmrl.commands.check.reference_report import ReferenceReport
+from mmrl.commands.check.references import check_references
 from mmrl.config.plugin_specs import RewardSpec
 from mmrl.errors import DataError
 from mmrl.rollout.rewards.scorer import PooledReward, Scorer
