@@ -4,43 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mmrl.config.sections import LoraConfig
 from mmrl.engine import device
-from mmrl.engine.learner.collation import Collator, shares_prefix
-from mmrl.engine.learner.learner import DeepSpeedLearner
-from mmrl.engine.learner.learner_settings import check_overlap, deepspeed_settings
+from mmrl.engine.learner.collation import shares_prefix
+from mmrl.engine.learner.learner import DeepSpeedLearner, build_learner
 from mmrl.engine.machine.full_device import OWNERS, memory_of
 from mmrl.engine.machine.meeting import join_group
 from mmrl.engine.machine.peak import peak
 from mmrl.engine.machine.start_errors import start_errors
 from mmrl.engine.machine.tracing import Tracer
-from mmrl.engine.network.adapters import is_adapter
-from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.network.merged_linear import Kept
-from mmrl.engine.network.placement import Reference, place
-from mmrl.engine.network.plain_model import WidePass
-from mmrl.engine.network.policy import Policy, load_policy
 from mmrl.engine.network.shape import model_shape
 from mmrl.engine.network.vision import ImageInputs
-from mmrl.engine.network.weights import Failures
 from mmrl.engine.refusals import device_refusal
 from mmrl.engine.sampler.hf_sampler import HFSampler
 from mmrl.engine.sampler.sampler_memory import num_sequences
 from mmrl.engine.sampler.vllm_sampler import VLLMSampler, engine_arguments
 from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import Learner, Sampler
-from mmrl.errors import ConfigError, MMRLError
-from mmrl.interfaces import Algorithm
+from mmrl.errors import MMRLError
 from mmrl.ops.metrics import ADAPTER_KEPT
 from mmrl.system.freed_memory import FreedMemory
-from mmrl.token_columns import REFERENCE
 
 
 class RankEngine:
@@ -91,7 +81,7 @@ class RankEngine:
         try:
             with memory_of("the start of the learner"), start_errors("the learner does not start", "learner"):
                 if spec.algorithm is not None:
-                    self._learner = self._build_learner(spec.algorithm, spec.checkpoint)
+                    self._learner = build_learner(spec, self._images, kind, self._precision)
         except BaseException:
             # The driver ends the processes of several ranks: one that left the group would let the others fail first.
             if isinstance(self._sampler, VLLMSampler) and torch.distributed.get_world_size() == 1:
@@ -215,7 +205,7 @@ class RankEngine:
                 sampler.wake("weights")
             sampler.load(all_weights(), self._learner.weight_version)
         share = None if kept is None else kept.share
-        self._learner.sent = {} if share is None else {ADAPTER_KEPT: share}
+        self._learner.trained.sent = {} if share is None else {ADAPTER_KEPT: share}
 
     @contextmanager
     def _owning(self, verb: str) -> Iterator[None]:
@@ -251,100 +241,6 @@ class RankEngine:
             plays_episodes=config.environment is not None,
         )
         return VLLMSampler(self._folder, self._media, self._kind, arguments)
-
-    def _build_learner(self, algorithm: Algorithm, checkpoint: Path | None) -> DeepSpeedLearner:
-        import deepspeed
-
-        config = self._config
-        if self._kind == "cpu":
-            # DeepSpeed would compile a shared-memory collective for a minute before it makes the group. Its
-            # inference_all_reduce alone uses it, which nothing here calls. DeepSpeed keeps edits of this table.
-            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        deepspeed.init_distributed(dist_backend=device.process_group_backend(self._kind), verbose=False)
-        torch_device = device.torch_device(self._kind)
-        needs = algorithm.needs()
-        initial = self._folder
-        lora, saved = config.model.lora, None if checkpoint is None else checkpoint / "model"
-        if saved is not None and is_adapter(saved) != (lora is not None):
-            raise ConfigError(
-                "the checkpoint holds " + ("a whole model" if lora else "an adapter"),
-                where=f"model.lora; {checkpoint}",
-                remedy="go on with the checkpoint's model.lora, or export it and start a new run from that folder",
-            )
-        trained = initial if lora or saved is None else replace(initial, path=str(saved))
-        settings = deepspeed_settings(config.learner, self._precision, self._kind)
-        policy = self._load_policy(trained, config.model.freeze, needs.entropy_gradient, lora, saved)
-        has_reference = REFERENCE in needs.roles and lora is None
-        largest = max((p.numel() for p in policy.parameters() if p.requires_grad), default=0)
-        check_overlap(self._kind, settings, largest)
-        # Each model is out of the host's memory, or has what it keeps of it, before the next one is read.
-        place(policy, settings, torch_device)
-        reference = None
-        if has_reference:
-            frozen = ("vision", "projector", "language")
-            reference = Reference(self._load_policy(initial, frozen), settings, self._kind)
-        collator = Collator(
-            self._folder,
-            policy.model.base_model,
-            self._images,
-            torch_device,
-            getattr(torch, self._precision),
-            share=self._shares_prefix,
-            balances=config.learner.router_aux_loss_coef > 0,
-            replays=config.learner.routing == "replayed",
-        )
-        steps = config.trainer.steps * config.learner.minibatches * config.learner.epochs
-        learner = DeepSpeedLearner(
-            policy,
-            WidePass(self._folder, self._images, self._kind, self._precision),
-            reference,
-            collator,
-            algorithm,
-            config.learner,
-            settings=settings,
-            folder=self._folder,
-            gradient_checkpointing=config.model.gradient_checkpointing,
-            total_steps=steps,
-            lora=lora,
-            saves_optimizer=config.trainer.save_optimizer != "none",
-        )
-        if checkpoint is not None:
-            learner.restore(checkpoint / "state")
-        return learner
-
-    def _load_policy(
-        self,
-        folder: ModelFolder,
-        freeze: Any,
-        entropy_gradient: bool = False,
-        lora: LoraConfig | None = None,
-        saved: Path | None = None,
-    ) -> Policy:
-        """Read a model on rank 0, and build it without content on the others; see ``placement``.
-
-        Raises:
-            MMRLError: A rank cannot; raised on all of them.
-        """
-        failures, policy = Failures(), None
-        try:
-            policy = load_policy(
-                folder,
-                self._kind,
-                self._precision,
-                freeze=freeze,
-                temperature=self._config.sampler.temperature,
-                entropy_gradient=entropy_gradient,
-                lora=lora,
-                adapter=saved,
-                seed=self._config.trainer.seed,
-                with_weights=torch.distributed.get_rank() == 0,
-                quantize=lora is not None and self._config.model.quantize is not None,
-            )
-        except MMRLError as error:
-            failures.add(error)
-        failures.raise_first()
-        assert policy is not None
-        return policy
 
 
 @contextmanager

@@ -53,14 +53,14 @@ def run(job: dict[str, Any], watch: Stopwatch, report: Report) -> None:
     """Train; a line after each step."""
     from mmrl.commands.train import train
     from mmrl.config.load import load_config
-    from mmrl.engine.learner.learner import DeepSpeedLearner
+    from mmrl.engine.learner.network import TrainedNetwork
     from mmrl.plugin_host import registry
     from mmrl.training.trainer import Trainer
 
     loaded = load_config([Path(job["config"])], job["overrides"], options_class=registry.options_class)
     time_engine(watch)
     time_run(watch)
-    train_step, update, learn = Trainer.train_step, DeepSpeedLearner.update, Trainer._learn
+    train_step, update, learn = Trainer.train_step, TrainedNetwork.update, Trainer._learn
     memory: dict[str, int] = {}
     place = {"step": 0, "tokens": 0}
 
@@ -74,11 +74,11 @@ def run(job: dict[str, Any], watch: Stopwatch, report: Report) -> None:
         place["tokens"] = sum(len(rollout.token_ids) for group in found.learned for rollout in group.rollouts)
         return learn(self, found, learner, clock)
 
-    def measured(self: DeepSpeedLearner, rows: Any) -> Any:
+    def measured(self: TrainedNetwork, rows: Any) -> Any:
         with peak_memory(memory) if place["step"] == job["steps"] else nullcontext():  # the last step is for memory
             return update(self, rows)
 
-    Trainer.train_step, DeepSpeedLearner.update, Trainer._learn = (  # type: ignore[method-assign]
+    Trainer.train_step, TrainedNetwork.update, Trainer._learn = (  # type: ignore[method-assign]
         one_step,
         measured,
         counted,

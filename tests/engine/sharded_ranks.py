@@ -123,7 +123,7 @@ def learned(model: Path, folder: Path, ranks: int, rank: int) -> dict[str, dict[
         with engine.learning() as learner:
             metrics[name] = dict(learner.network("policy").update(own).metrics)
             named = dict(learner.policy.model.named_parameters())
-            state = learner._engine.optimizer.state
+            state = learner.trained.engine.optimizer.state
             gradients = {
                 key: (safe_get_full_optimizer_state(p, "exp_avg") if ranks > 1 else state[p]["exp_avg"]).contiguous()
                 for key, p in named.items()

@@ -206,7 +206,7 @@ def test_the_gradient_is_the_chain_rules_of_the_merged_weights(family, adapted, 
         for row in rows:
             (-weight * float(row.advantages[0]) * reference.logprobs(row.sample, setting.media).sum()).backward()
         by_plain = dict(reference.model.named_parameters())
-        state = learner._engine.optimizer.state
+        state = learner.trained.engine.optimizer.state
         found, expected = [], []
         for adapter in learner.policy.adapted:
             a, b = adapter.factors.values()

@@ -46,14 +46,14 @@ def test_an_update_counts_what_torch_counts_and_causal_attention(model, budget, 
     engine = start(learner={"zero_stage": 1, "tokens_per_microbatch": budget}, model=model)
     rows, seen = update_rows(vision), list[Any]()
     with engine.learning() as learner:
-        learner._engine.module.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+        learner.trained.engine.module.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
         with FlopCounterMode(display=False) as counter:
             result = learner.network("policy").update(rows)
     shape = model_shape(vision.folder.config)
     freeze = model.get("freeze", ())
     training = Training(freeze)
     if "lora" in model:
-        training = learner._cost._training
+        training = learner.trained._cost._training
         assert set(training.adapters) == {"language", "projector"}
     # The fused attention of a CPU is not counted by torch.
     tower = shape.tower

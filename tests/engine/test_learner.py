@@ -110,7 +110,7 @@ def first_moment(learner: Any) -> dict[str, torch.Tensor]:
     from deepspeed.utils import safe_get_full_optimizer_state
 
     named = {name: p for name, p in learner.policy.model.named_parameters() if p.requires_grad}
-    state = learner._engine.optimizer.state
+    state = learner.trained.engine.optimizer.state
     if any(hasattr(p, "ds_id") or hasattr(p, "_hp_mapping") for p in named.values()):  # with ZeRO
         return {name: safe_get_full_optimizer_state(p, "exp_avg") for name, p in named.items()}
     return {name: state[p]["exp_avg"] for name, p in named.items()}
@@ -257,7 +257,7 @@ def test_what_is_not_finite_takes_no_step_and_leaves_no_trace(stage, dtype, star
         assert first.fault.startswith("the loss is not finite: prompt ids ") and "two" in first.fault
         found = [told(learner.network("policy").update(rows()))]
         with monkeypatch.context() as patch:
-            patch.setattr(learner, "_algorithm", Vertical({}))
+            patch.setattr(learner.trained, "_algorithm", Vertical({}))
             second = learner.network("policy").update(rows())
         assert second.fault == "the gradient's norm is " + ("nan" if stage == 0 else "inf")
         for result in (first, second):
@@ -294,7 +294,7 @@ def test_a_frozen_tower_sees_each_image_once_a_step(stage, start, rows, case, mo
     def step(engine: Any) -> tuple[list[int], list[Any]]:
         with engine.learning() as learner:
             passes = count_images(learner.policy)
-            reference = count_images(learner._reference.policy)
+            reference = count_images(learner.network("reference").policy)
             known = learner.network("policy").score(case.samples), learner.network("reference").score(case.samples)
             weighted = [replace(row, constants={"kl_coef": 0.1}) for row in rows()]
             reference_of = {id(sample): values for sample, values in zip(case.samples, known[1], strict=True)}
@@ -429,7 +429,7 @@ def test_logprobs_one_by_one_are_a_forward_each(exposed, case, monkeypatch):
     collate = Collator.__call__
 
     def count(self: Collator, part: Any, *known: Any) -> Any:
-        rows_of_a_forward.append(sum(sample is not exposed._idle for sample in part))
+        rows_of_a_forward.append(sum(sample is not exposed._batches._idle for sample in part))
         return collate(self, part, *known)
 
     monkeypatch.setattr(Collator, "__call__", count)
@@ -597,8 +597,8 @@ def test_two_ranks_score_as_one_with_a_reference_that_is_sharded_at_zero_3(two_r
 
 def reference_bytes(worker: Any) -> tuple[int, int]:
     """The ZeRO stage, and what a rank's reference has of the weights."""
-    own = [getattr(p, "ds_tensor", p) for p in worker._owner._reference.policy.parameters()]
-    return worker._owner._config.zero_stage, sum(tensor.nbytes for tensor in own)
+    own = [getattr(p, "ds_tensor", p) for p in worker._owner.network("reference").policy.parameters()]
+    return worker._owner.trained._config.zero_stage, sum(tensor.nbytes for tensor in own)
 
 
 @pytest.mark.parametrize("stage", STAGES[:3])

@@ -65,7 +65,7 @@ class Shot:
 
 def shot(learner: Any) -> Shot:
     """Collective."""
-    state = OptimizerState(learner._engine, learner.policy)
+    state = OptimizerState(learner.trained.engine, learner.policy)
     named = learner.policy.named_weights(learner.policy.model.dtype, tied=False)
     found = {name: tensor.clone() for name, tensor in named}
     for name, weight in learner.policy.model.named_parameters():
@@ -79,7 +79,7 @@ def whole(learner: Any, state: OptimizerState, name: str, kind: str) -> torch.Te
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
     weight = state.weights[name]
-    if learner._engine.zero_optimization_stage() == 0:
+    if learner.trained.engine.zero_optimization_stage() == 0:
         return state.get(name, kind, state.held(name)).view(weight.shape)
     return safe_get_full_fp32_param(weight) if kind == "master" else safe_get_full_optimizer_state(weight, kind)
 
@@ -481,7 +481,7 @@ def test_out_of_memory_in_a_forward_phase_halves_the_microbatches_once_with_the_
     with start(algorithm=kl, learner=settings).learning() as learner:
         compute = learner.network("policy" if phase == "log-probs" else "reference").score
         expected, passes = compute(samples), []
-        policy = learner.policy if phase == "log-probs" else learner._reference.policy
+        policy = learner.policy if phase == "log-probs" else learner.network("reference").policy
         layer = policy.model.base_model.language_model.layers[0]
 
         def fail(*_: Any) -> None:
@@ -495,9 +495,9 @@ def test_out_of_memory_in_a_forward_phase_halves_the_microbatches_once_with_the_
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(one, other, atol=1e-6)
         # These rows lack the reference's log-probs, with which an update would go on.
-        notice = learner._budget.take_notice() if kl else learner.network("policy").update(rows).notice
+        notice = learner._batches.budget.take_notice() if kl else learner.network("policy").update(rows).notice
         assert notice.startswith(f"out of memory in {phase} (CUDA") and "is 100 from now on" in notice
-        assert learner._budget.take_notice() == ""
+        assert learner._batches.budget.take_notice() == ""
         passes.clear()
         with pytest.raises(DeviceMemoryError, match=f"out of memory in {phase}: CUDA") as caught:
             compute(samples)
@@ -521,7 +521,7 @@ def test_out_of_memory_where_no_microbatch_is_smaller_is_an_error_with_the_phase
         assert not caught.value.microbatches_help
         monkeypatch.setattr("mmrl.engine.network.plain_model.empty_model", fail)
         assert learner.network("policy").score(samples[:1], way="wide") == []
-        monkeypatch.setattr("mmrl.engine.learner.learner.save_model", fail)
+        monkeypatch.setattr("mmrl.engine.learner.network.save_model", fail)
         with pytest.raises(DeviceMemoryError, match="in the checkpoint: CUDA"):
             learner.save(tmp_path)
 

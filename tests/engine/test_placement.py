@@ -194,9 +194,9 @@ def test_a_reference_that_waits_in_host_memory_scores_as_one_on_the_device(stage
 
     monkeypatch.setattr(placement, "HostWeights", host)
     with start(**settings).learning() as learner:
-        weight = learner._reference.policy.model.get_output_embeddings().weight
+        weight = learner.network("reference").policy.model.get_output_embeddings().weight
         home, places = weight.data_ptr(), set()
-        learner._reference.policy.register_forward_pre_hook(lambda *_: places.add(weight.data_ptr()))
+        learner.network("reference").policy.register_forward_pre_hook(lambda *_: places.add(weight.data_ptr()))
         found = learner.network("reference").score(samples)
         assert home not in places and len(places) == 1 and weight.data_ptr() == home
     assert len(made) == 1
@@ -211,7 +211,7 @@ def test_a_sharded_reference_is_gathered_only_while_it_computes(start, vision, p
     zero = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
     with start(learner={"zero_stage": 3, "deepspeed": zero}, algorithm=KL).learning() as learner:
         found = learner.network("reference").score(samples)
-        sizes = {parameter.numel() for parameter in learner._reference.policy.parameters()}
+        sizes = {parameter.numel() for parameter in learner.network("reference").policy.parameters()}
         again = learner.network("reference").score(samples)
     assert sizes == {0}
     assert all(map(np.array_equal, found, again))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.engine import rank
 from mmrl.engine.device import DeviceKind
 from mmrl.engine.learner import learner
 from mmrl.engine.learner.learner import DeepSpeedLearner
@@ -117,9 +116,9 @@ class Recording:
         self._patch(vllm, "LLM", self._llm)
         self._patch(deepspeed, "init_distributed", lambda **_: None)
         self._patch(deepspeed, "initialize", self._deepspeed)
-        self._patch(rank, "load_policy", self._read)
-        self._patch(rank, "place", lambda policy, settings, device: self.log.append(f"a policy on {device}"))
-        self._patch(rank, "Reference", lambda policy, settings, kind: self.log.append(f"a reference on {kind}"))
+        self._patch(learner, "load_policy", self._read)
+        self._patch(learner, "place", lambda policy, settings, device: self.log.append(f"a policy on {device}"))
+        self._patch(learner, "place_frozen", self._frozen)
         self._patch(DeepSpeedLearner, "weight_version", property(lambda _: self.version))
         self._patch(vllm_exit, "_leave_groups", lambda: self.log.append("the groups are left"))
         self._patch(torch.cuda, "empty_cache", lambda: self.log.append("free the cache"))
@@ -172,6 +171,10 @@ class Recording:
     def _read(self, *arguments: Any, **options: Any) -> Policy:
         self.log.append("a model is read")
         return load_policy(*arguments, **options)
+
+    def _frozen(self, policy: Policy, settings: Any, kind: str) -> tuple[Policy, Any]:
+        self.log.append(f"a reference on {kind}")
+        return policy, nullcontext
 
     def _group(self, backend: str, timeout: timedelta) -> None:
         self._patch(torch.distributed, "get_backend", lambda: backend)
@@ -374,7 +377,7 @@ def test_a_device_that_is_full_at_the_start_names_the_part(recording, part, monk
     def fail(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
-    place = {"sampler": (recording, "_llm"), "learner": (rank, "place"), "sleep": (FakeLLM, "sleep")}[part]
+    place = {"sampler": (recording, "_llm"), "learner": (learner, "place"), "sleep": (FakeLLM, "sleep")}[part]
     monkeypatch.setattr(*place, fail)
     monkeypatch.setattr("vllm.LLM", recording._llm)
     phase = "the sampler's sleep" if part == "sleep" else f"the start of the {part}"
@@ -394,7 +397,7 @@ def test_a_vllm_that_sleeps_is_left_asleep_at_the_end_and_after_a_start_that_fai
     def fail(*_: Any, **__: Any) -> None:
         raise ConfigError("the checkpoint belongs to another model")
 
-    monkeypatch.setattr(rank, "place", fail)
+    monkeypatch.setattr(learner, "place", fail)
     with pytest.raises(ConfigError):
         recording.engine("cuda")
     assert recording.since()[-1] == "the groups are left"

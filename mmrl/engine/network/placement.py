@@ -6,8 +6,8 @@ rank 0 sends them, parameter by parameter, to their places.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -43,46 +43,36 @@ def place(policy: Policy, settings: Mapping[str, Any], torch_device: str) -> Non
         buffer.data = _from_rank_0(buffer.data, torch_device)
 
 
-class Reference:
-    """The frozen initial policy; ranks build and use it together.
+def place_frozen(
+    policy: Policy, settings: Mapping[str, Any], kind: device.DeviceKind
+) -> tuple[Any, Callable[[], AbstractContextManager[object]]]:
+    """Bring a policy that nothing trains to its place, as ranks do together.
 
-    At ZeRO 3 it is sharded as the policy is, in an engine of its own, which gathers what it computes with. Below, it
-    is on a GPU only while it is used; see ``device.reference_place``.
+    At ZeRO 3 it is sharded as the trained policy is, in an engine of its own, which gathers what it computes with.
+    Below, it is on a GPU only while it is used; see ``device.reference_place``.
 
     Args:
-        policy: The policy as loaded.
         settings: DeepSpeed's settings for the trained policy.
 
-    Attributes:
-        policy: The weights, wherever they are.
+    Returns:
+        The module to call in the policy's place, and a block in which it can be called.
     """
+    torch_device = device.torch_device(kind)
+    where = device.reference_place(kind, settings["zero_optimization"]["stage"])
+    if where == "sharded":
+        import deepspeed
 
-    def __init__(self, policy: Policy, settings: Mapping[str, Any], kind: device.DeviceKind) -> None:
-        self.policy = policy
-        self._run: Any = policy
-        self._host: HostWeights | None = None
-        torch_device = device.torch_device(kind)
-        where = device.reference_place(kind, settings["zero_optimization"]["stage"])
-        if where == "sharded":
-            import deepspeed
-
-            own = _without_optimizer(settings)
-            place(policy, own, torch_device)
-            self._run, *_ = deepspeed.initialize(model=policy, config=own)
-            return
-        for buffer in policy.buffers():
-            buffer.data = _from_rank_0(buffer.data, torch_device)
-        if where == "host":
-            self._host = HostWeights(policy, torch_device, pinned=True)
-        else:
-            for parameter in policy.parameters():
-                parameter.data = _from_rank_0(parameter.data, torch_device)
-
-    @contextmanager
-    def in_use(self) -> Iterator[Any]:
-        """The module to call in the policy's place; its weights are on the device until the block ends."""
-        with self._host.on_device() if self._host else nullcontext():
-            yield self._run
+        own = _without_optimizer(settings)
+        place(policy, own, torch_device)
+        engine, *_ = deepspeed.initialize(model=policy, config=own)
+        return engine, nullcontext
+    for buffer in policy.buffers():
+        buffer.data = _from_rank_0(buffer.data, torch_device)
+    if where == "host":
+        return policy, HostWeights(policy, torch_device, pinned=True).on_device
+    for parameter in policy.parameters():
+        parameter.data = _from_rank_0(parameter.data, torch_device)
+    return policy, nullcontext
 
 
 class HostWeights:

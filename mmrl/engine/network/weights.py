@@ -55,6 +55,15 @@ class Failures:
                 )
             )
 
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """A block after which its first error on any rank is raised on all of them."""
+        try:
+            yield
+        except MMRLError as error:
+            self.add(error)
+        self.raise_first()
+
     def raise_first(self) -> None:
         """Raise the first error of any rank, on all of them."""
         for error in of_all_ranks(self.first):

@@ -34,7 +34,8 @@ class Allocated:
     """
 
     def __init__(self, learner: Any) -> None:
-        self._engine, self._policy, self._reference = learner._engine, learner.policy, learner._reference
+        self._engine, self._policy = learner.trained.engine, learner.policy
+        self._frozen = [network for network in learner.networks.values() if network is not learner.trained]
         self.most, self.stepping = defaultdict[str, int](int), defaultdict[str, int](int)
         self.resident, self.unknown = dict[str, int](), 0
 
@@ -58,9 +59,8 @@ class Allocated:
         for name in ("averaged_gradients", "all_grad_tensors"):
             gradients += [each for group in getattr(optimizer, name, {}).values() for each in group or ()]
         yield from (("gradients", gradient) for gradient in gradients if gradient is not None)
-        if self._reference is not None:
-            frozen = self._reference.policy.parameters()
-            yield from (("reference", getattr(p, "ds_tensor", p.data)) for p in frozen)
+        for network in self._frozen:
+            yield from (("reference", getattr(p, "ds_tensor", p.data)) for p in network.policy.parameters())
 
     def look(self, into: dict[str, int]) -> dict[int, int]:
         """Add up what there is now; returns the storages that were met."""

@@ -1,0 +1,328 @@
+"""One network of a learner: a policy in a role, and, where it is trained, its optimizer and schedule.
+
+Ranks wait for each other in every micro-batch. They agree on the number, and a rank that has fewer adds rows of weight
+zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmrl.config.sections import Config
+from mmrl.engine.learner.counting import UpdateCost, UpdateMemory
+from mmrl.engine.learner.learner_settings import lossy_sum
+from mmrl.engine.learner.learner_state import SavedState, save_state
+from mmrl.engine.learner.microbatches import Microbatches, values_of
+from mmrl.engine.learner.optimizer_state import OptimizerState
+from mmrl.engine.machine.full_device import memory_of
+from mmrl.engine.network.experts import with_routing
+from mmrl.engine.network.folder import ModelFolder
+from mmrl.engine.network.packed_inputs import OWN
+from mmrl.engine.network.plain_model import WidePass
+from mmrl.engine.network.policy import Policy
+from mmrl.engine.network.weights import Failures, of_all_ranks, save_adapter, save_model
+from mmrl.engine_api import UpdateResult, Way
+from mmrl.interfaces import Algorithm
+from mmrl.ops.cost import imbalance
+from mmrl.ops.objective import PartialLoss, partial_loss, reduce_partials
+from mmrl.ops.schedule import learning_rate
+from mmrl.types import FloatArray, Sample, TrainingRow
+
+
+class Network:
+    """Implements ``engine_api.Network`` on one rank, for this rank's share of the samples; all ranks call it together.
+
+    Nothing trains it.
+
+    Args:
+        policy: The weights, wherever they are; kept as ``policy``.
+        module: Called in their place, such as DeepSpeed's engine around them.
+        in_use: Entered while they compute.
+        wide: Computes with them in a wider type; None unless the sampler has these weights. The experts that its
+            rollouts know are then not theirs either.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        policy: Policy,
+        module: Any,
+        batches: Microbatches,
+        *,
+        in_use: Callable[[], AbstractContextManager[object]] = nullcontext,
+        wide: WidePass | None = None,
+    ) -> None:
+        self.policy, self._module, self._batches = policy, module, batches
+        self._role, self._in_use, self._wide = role, in_use, wide
+
+    def score(self, samples: Sequence[Sample], *, way: Way = "packed") -> list[FloatArray]:
+        if way == "wide":
+            with memory_of("the log-probs in a wider type"):
+                return self._wide.logprobs(self.policy, samples) if self._wide else []
+        budget, packs = self._batches.budget, way == "packed"
+
+        def run() -> list[FloatArray]:
+            with self._in_use():
+                return self._logprobs(samples, budget.tokens if packs else 0)
+
+        phase = f"{self._role} log-probs".removeprefix("policy ")
+        return budget.within(phase, samples if packs else (), run, self._batches.forget_images)
+
+    def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
+        raise AssertionError(f"the {self._role} is frozen")
+
+    @torch.no_grad()
+    def _logprobs(self, samples: Sequence[Sample], budget: int) -> list[FloatArray]:
+        self._module.eval()
+        self._batches.remember_images(samples)
+        logprobs: list[FloatArray] = [np.zeros(0, np.float32)] * len(samples)
+        for indices in self._batches.plan(samples, budget):
+            part = [samples[i] for i in indices]
+            inputs = self._batches.inputs(part)
+            logprobs_T, _ = self._module(inputs if self._wide else replace(inputs, routing=OWN))
+            for i, values in zip(indices, values_of(logprobs_T, part), strict=True):
+                logprobs[i] = values
+        return logprobs
+
+
+class TrainedNetwork(Network):
+    """A network with an optimizer and a schedule.
+
+    Args:
+        engine: DeepSpeed's, around the policy.
+        cost: The cost of its rows.
+        config: The run's.
+
+    Attributes:
+        optimizer_steps: Optimizer steps taken; each makes a new version of the weights.
+        sent: Metrics of the weights that the sampler has got last; each update gives them with its own.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        policy: Policy,
+        engine: Any,
+        batches: Microbatches,
+        cost: UpdateCost,
+        algorithm: Algorithm,
+        config: Config,
+        folder: ModelFolder,
+        wide: WidePass,
+    ) -> None:
+        super().__init__(role, policy, engine, batches, wide=wide)
+        self.engine, self._cost, self._algorithm, self._folder = engine, cost, algorithm, folder
+        self._run, self._config = config, config.learner
+        self._goes_backward = self._told = False
+        self._memory = UpdateMemory(engine.device.type)
+        self.optimizer_steps, self.sent = 0, dict[str, float]()
+
+    def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
+        """One optimizer step of all ranks; the metrics are of all ranks, the log-probs of this rank's rows.
+
+        A loss or a gradient that is not finite on any rank is the result's ``fault``: no rank takes the step, and the
+        metrics are those that are finite. A single rank that runs out of memory halves its micro-batches, see
+        ``TokenBudget``, and starts the step again.
+
+        Raises:
+            DeviceMemoryError: There is not enough memory; the learner cannot go on.
+        """
+
+        def run() -> UpdateResult:
+            with self._memory.measured():
+                result = self._update(rows)
+            return replace(result, memory_bytes=self._memory.above)
+
+        budget = self._batches.budget
+        result = budget.within("the update", [row.sample for row in rows], run, self._forget_update)
+        return replace(result, notice="; ".join(filter(None, (budget.take_notice(), result.notice))))
+
+    def save(self, folder: Path) -> None:
+        """Write ``model/`` and ``state/``: each rank writes some files of the weights, and its part of the state."""
+        failures, lora = Failures(), self._run.model.lora
+        save = save_model if lora is None else partial(save_adapter, lora)
+        with memory_of("the checkpoint"):
+            save(self.policy, self._folder, folder / "model", failures)
+            failures.raise_first()
+            state, with_optimizer = OptimizerState(self.engine, self.policy), self._run.trainer.save_optimizer != "none"
+            save_state(state, self.optimizer_steps, folder / "state", failures, with_optimizer=with_optimizer)
+        failures.raise_first()
+
+    def restore(self, folder: Path) -> None:
+        """Go on from the ``state/`` that ``save`` wrote; the policy has the weights of its ``model/`` already.
+
+        Raises:
+            ConfigError: It belongs to another model, other trained parts or another precision.
+            ResourceError: A file is missing or damaged.
+        """
+        state = OptimizerState(self.engine, self.policy)
+        with Failures().raising():
+            saved = SavedState(folder)
+            saved.check(state)
+        if saved.adam_step and self._config.zero_stage:
+            self._step_without_effect(0.0)  # in its first step, DeepSpeed makes the optimizer's state
+        with Failures().raising():
+            saved.restore(state)
+        self.optimizer_steps = saved.optimizer_steps
+
+    def _update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
+        self._goes_backward = False
+        rate, samples = self._set_learning_rate(), [row.sample for row in rows]
+        flops = self._batches.remember_images(samples)
+        self.engine.train()
+        plan = self._batches.plan(samples, self._batches.budget.tokens)
+        num_rows = self._total(len(rows)) if self._config.router_aux_loss_coef > 0 else 0
+        logprobs, entropies = ([np.zeros(0, np.float32)] * len(rows) for _ in range(2))
+        found: list[tuple[list[int], torch.Tensor, torch.Tensor]] = []
+        partials: list[PartialLoss] = []
+        strange: set[str] = set()
+        for number, indices in enumerate(plan):
+            last = number == len(plan) - 1
+            self.engine.set_gradient_accumulation_boundary(last)
+            part = [rows[i] for i in indices]
+            partial, logprobs_T, entropy_T = self._backward(part, num_rows, flops)
+            partials.append(partial)
+            if not math.isfinite(partial.sums.get("loss/total", 0.0)):
+                strange.update(row.sample.prompt.id for row in part)
+            found.append((indices, logprobs_T, entropy_T))
+            if not last:
+                self.engine.step()
+        if not plan:
+            return UpdateResult({"lr": rate}, logprobs, entropies, flops=sum(flops))
+        grad_norm = self._finish_step()
+        for indices, *packed in found:  # only now: to copy them earlier would wait for each backward pass
+            parts = [values_of(values_T, [rows[i] for i in indices]) for values_T in packed]
+            for i, *values in zip(indices, *parts, strict=True):
+                logprobs[i], entropies[i] = values
+        partials, strange, costs = _of_all_ranks(partials, strange, flops)
+        metrics = reduce_partials(partials) | {"lr": rate, "policy/grad_norm": grad_norm, **self.sent}
+        metrics |= {"perf/microbatches": float(len(plan)), "perf/imbalance": imbalance(costs)}
+        fault = notice = ""
+        if math.isfinite(grad_norm):
+            self.optimizer_steps += 1
+            notice = self._notice(len(plan))
+        else:
+            fault = f"the gradient's norm is {grad_norm}"
+            if strange:
+                fault = f"the loss is not finite: prompt ids {', '.join(sorted(strange)[:8])}"
+            metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        return UpdateResult(metrics, logprobs, entropies, fault, notice, sum(flops))
+
+    def _notice(self, microbatches: int) -> str:
+        """Words on sums of gradients that lose digits, once."""
+        dtype = str(self.policy.model.dtype).removeprefix("torch.")
+        notice = "" if self._told else lossy_sum(dtype, self._config.zero_stage, microbatches)
+        self._told = self._told or bool(notice)
+        return notice
+
+    def _total(self, number: int) -> int:
+        """The sum of a number over the ranks."""
+        total = torch.tensor(number, device=self.engine.device)
+        torch.distributed.all_reduce(total)
+        return int(total)
+
+    def _backward(
+        self, rows: Sequence[TrainingRow], num_rows: int, flops: list[int]
+    ) -> tuple[PartialLoss, torch.Tensor, torch.Tensor]:
+        """Add the gradient of one micro-batch.
+
+        Args:
+            num_rows: Rows of the step, of all ranks, if the load of experts is balanced; else 0.
+            flops: Operations of each pass, to which those of this one are added.
+        """
+        self._goes_backward = False
+        inputs = self._batches.inputs([row.sample for row in rows])
+        flops.append(self._cost.flops(inputs) if rows else 0)
+        logprobs_T, entropy_T = self.engine(inputs)
+        length = sum(len(row.mask) for row in rows)
+        idle = 0.0 * logprobs_T[length:].sum()
+        partial = PartialLoss(torch.zeros(()), {}, 0)
+        loss = idle  # the other ranks have more micro-batches
+        if rows:
+            partial = partial_loss(self._algorithm, rows, logprobs_T[:length], entropy_T[:length])
+            balance = self._config.router_aux_loss_coef / num_rows if num_rows else 0.0
+            partial = with_routing(partial, self.policy.routers, inputs, [row.mask for row in rows], balance)
+            # DeepSpeed averages gradients over ranks; the sequence weights already span all of them.
+            loss = partial.loss * self.engine.world_size + idle
+            if not math.isfinite(partial.sums["loss/total"]):
+                # A gradient of NaN, which all ranks see, so that none takes the step.
+                loss = math.nan * logprobs_T.sum()
+        self._goes_backward = True
+        self.engine.backward(loss)
+        partial = PartialLoss(partial.loss.detach(), partial.sums, partial.tokens)
+        return partial, logprobs_T.detach(), entropy_T.detach()
+
+    def _finish_step(self) -> float:
+        """Let DeepSpeed take its optimizer step; returns the norm of all ranks' gradient before clipping.
+
+        Without ZeRO, DeepSpeed clips and does not tell the norm. With ZeRO the gradients are elsewhere, and DeepSpeed
+        tells the norm afterwards. If the norm is not finite, no step is taken, and this method or DeepSpeed drops the
+        gradient.
+        """
+        norm = 0.0
+        if self._config.zero_stage == 0:
+            gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
+            norm = float(torch.nn.utils.get_total_norm(gradients))
+            if not math.isfinite(norm):
+                self.engine.zero_grad()
+                return norm
+        with memory_of("the optimizer step"):  # the weights may have moved, and smaller micro-batches would not help
+            self.engine.step()
+        return float(self.engine.get_global_grad_norm() or norm)
+
+    def _step_without_effect(self, factor: float) -> None:
+        """A step of learning rate 0 on an idle sample's log-probs times ``factor``, 0 or NaN."""
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = 0.0
+        self.engine.train()
+        self.engine.set_gradient_accumulation_boundary(True)
+        logprobs_T, _ = self.engine(self._batches.inputs([]))
+        self.engine.backward(factor * logprobs_T.sum())
+        self.engine.step()
+
+    def _forget_update(self) -> None:
+        """Drop the gradients that an interrupted forward or backward pass left behind.
+
+        With ZeRO the pass is brought to its end with a gradient that is not finite, which DeepSpeed drops.
+        """
+        self._batches.forget_images()
+        if self._config.zero_stage == 0:
+            self.engine.zero_grad()
+            return
+        self.engine.set_gradient_accumulation_boundary(True)
+        if self._goes_backward:
+            self.engine.allreduce_gradients()
+        self._step_without_effect(math.nan)
+
+    def _set_learning_rate(self) -> float:
+        config = self._config
+        rate = learning_rate(
+            self.optimizer_steps,
+            peak=config.lr,
+            warmup_steps=config.warmup_steps,
+            total_steps=self._run.trainer.steps * config.minibatches * config.epochs,
+            schedule=config.schedule,
+        )
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+
+def _of_all_ranks(
+    partials: Sequence[PartialLoss], strange: set[str], costs: Sequence[int]
+) -> tuple[list[PartialLoss], set[str], list[Sequence[int]]]:
+    """Partial sums of all ranks without their losses, the prompts that the ranks have named, and the costs of each
+    rank's micro-batches."""
+    sums: list[tuple[Mapping[str, float], int]] = [(partial.sums, partial.tokens) for partial in partials]
+    ranks = of_all_ranks((sums, strange, costs))
+    found = [PartialLoss(torch.zeros(()), sums, tokens) for own, *_ in ranks for sums, tokens in own]
+    return found, {name for _, names, _ in ranks for name in names}, [costs for *_, costs in ranks]
