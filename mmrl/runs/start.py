@@ -19,7 +19,7 @@ from mmrl.runs.resumption import Change, changed_config, changed_contents, plain
 from mmrl.runs.setup import RunSetup
 from mmrl.runs.summary import way_on
 from mmrl.system.console import Console
-from mmrl.training.sources import REACHED
+from mmrl.training.queue import REACHED
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,6 @@ from mmrl.rollout.collector import Collector
 from mmrl.system.clock import Clock
 from mmrl.types import GIVEN, CreditedGroup, EncodedPrompt, Prompt, Rollout, RolloutGroup, Sample, ScoredGroup
 
-REACHED = "rows_reached"
-"""The key of a trainer's state that only a run has whose rows were not all measured at the start."""
-
 Draw = Callable[[int], Sequence[tuple[int, Any]]]
 """The next so many prompts as ``Source.make`` made them, each with the epoch that it is drawn in."""
 

@@ -18,8 +18,6 @@ from mmrl.interfaces import Alarm, Algorithm
 from mmrl.ops.alarms import Looked
 from mmrl.rollout.batch import SampledStep
 from mmrl.rollout.collector import Collector, step_metrics
-from mmrl.rollout.prefetch import PromptPrefetcher
-from mmrl.rollout.records import group_records, read_groups
 from mmrl.system.clock import Clock
 from mmrl.system.freed_memory import FreedMemory
 from mmrl.system.profiling import Profiler
@@ -29,7 +27,8 @@ from mmrl.system.watchdog import Watchdog
 from mmrl.training.adapter_notice import AdapterNotice
 from mmrl.training.evaluator import EvaluationRecorder, Evaluator
 from mmrl.training.logprob_check import LogprobCheck
-from mmrl.training.sources import REACHED, SOURCES, Source, state_of, step_groups
+from mmrl.training.queue import StepQueue
+from mmrl.training.sources import SOURCES, state_of, step_groups
 from mmrl.training.update_log import UpdateLog, UpdateRecorder, timed
 from mmrl.training.updater import LearnSettings, StepResult, Update, learn
 from mmrl.types import CreditedGroup
@@ -117,16 +116,12 @@ class Trainer:
         self._run, self._recorder = context, context.recorder
         evaluated_by = (encoder, collector, context.recorder)
         self._evaluator = None if evaluation is None else Evaluator(config, evaluation, *evaluated_by)
-        source: Source = SOURCES[algorithm.source](config, algorithm, encoder, collector, context.recorder.event)
-        self._source = source
+        source = SOURCES[algorithm.source](config, algorithm, encoder, collector, context.recorder.event)
+        self._queue = StepQueue(config.trainer, source, train)
         self._updates = UpdateLog(context.recorder)
         self._check = LogprobCheck(precision, config.trainer.on_mismatch, event=context.recorder.event)
         self._notice = AdapterNotice(precision, context.recorder.event)
         self._peak_flops_per_s = peak_flops_per_s
-        self._train = train
-        train.restore(())
-        order = train.order(config.trainer.seed)
-        self._prompts: PromptPrefetcher[Any] = PromptPrefetcher(train, order, self._source.make)
         self._saved: int | None = None
         self._is_checked = False
         self._stop_condition = config.trainer.stop_condition
@@ -168,19 +163,18 @@ class Trainer:
     @property
     def consumed_prompts(self) -> int:
         """Prompts taken from the data order so far: the position of the next one."""
-        return self._prompts.position
+        return self._queue.consumed_prompts
 
     def state(self) -> dict[str, Any]:
         """All that ``restore`` needs besides weights and optimizer, as JSON can hold it."""
-        rows = self._train.state()
         return {
             "generators": generators(),
             "consumed_prompts": self.consumed_prompts,
             "updates": self._updates.updates,
             "faults_in_a_row": self._updates.faults_in_a_row,
-            "carried_groups": group_records(self._source.carried),
+            "carried_groups": self._queue.carried(),
             "algorithm": state_of(self._algorithm),
-            **({} if rows is None else {REACHED: rows}),
+            **self._queue.reached(),
         }
 
     def restore(self, state: Mapping[str, Any], media: Path) -> None:
@@ -190,11 +184,9 @@ class Trainer:
             media: The folder of the carried groups' images.
         """
         set_generators(state["generators"])
-        self._prompts.go_to(int(state["consumed_prompts"]))
-        self._train.restore(state.get(REACHED, ()))
+        self._queue.restore(state, media)
         self._updates.updates = int(state["updates"])
         self._updates.faults_in_a_row = int(state["faults_in_a_row"])
-        self._source.carried = read_groups(state["carried_groups"], media)
         if state["algorithm"]:
             with plugin_errors(self._algorithm, "restore"):
                 self._algorithm.restore(state["algorithm"])
@@ -277,7 +269,7 @@ class Trainer:
                 start = time.perf_counter()
                 with self._run.watchdog.watch(f"the evaluation of step {step}"), self._run.interruption.immediate():
                     if self._evaluator.reads:
-                        self._prompts.wait()  # both may read from one file
+                        self._queue.wait()  # both may read from one file
                     found = self._evaluator.evaluate(step)
                 found["perf/eval_s"] = time.perf_counter() - start
                 self._wait_for_rollouts()  # its metrics say that its groups are there
@@ -322,10 +314,9 @@ class Trainer:
         """Sample, score, assign credit, update; returns the step's metrics."""
         clock, state, result = Clock(self._run.profiler.span), state_of(self._algorithm), StepResult()
         with self._run.interruption.immediate():
-            found = self._source.gather(step, self._prompts.draw, clock)
+            found = self._queue.take(step, clock)
         self._run.interruption.check()
-        if step < self._config.trainer.steps:
-            self._prompts.prepare(self._config.trainer.prompts_per_step - len(self._source.carried))
+        self._queue.prepare(step)
         try:
             if found.fault is not None:
                 raise found.fault
@@ -389,4 +380,4 @@ class Trainer:
             yield
         finally:
             with self._run.watchdog.watch("the prompts that were prepared"):
-                self._prompts.stop()
+                self._queue.stop()
