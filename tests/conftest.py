@@ -35,7 +35,7 @@ if not os.path.exists("/dev/nvidia0"):
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -49,6 +49,7 @@ from mmrl.config.load import from_mapping
 from mmrl.config.sections import Config
 from mmrl.types import EncodedPrompt, Message, Prompt, RawImage, Rollout, Sample, Segment
 from tests.proofs import RESULTS, Notary, note
+from tests.warm_workers import Template, forked_from
 
 if TYPE_CHECKING:
     import torch
@@ -126,6 +127,21 @@ class Stopwatch:
         stored = stored_durations()
         stored[self._tier] = stored.get(self._tier, {}) | found
         DURATIONS.write_text(json.dumps(stored, indent=1, sort_keys=True) + "\n")
+
+
+@pytest.fixture(scope="session")
+def template_of_workers() -> Iterator[Template]:
+    """What the workers of rewards and environments are forks of."""
+    template = Template()
+    yield template
+    template.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm_workers(request: pytest.FixtureRequest, template_of_workers: Template) -> Iterator[None]:
+    """Workers start in milliseconds, but for modules that are marked with ``fresh_workers``."""
+    with nullcontext() if request.node.get_closest_marker("fresh_workers") else forked_from(template_of_workers):
+        yield
 
 
 @contextmanager

@@ -19,11 +19,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
+
+from tests.warm_workers import MODULES, Template, forked_from
 
 ROOT = Path(__file__).parents[2]
 MODULE = (sys.executable, "-m", "tests.faults.harness")
@@ -36,6 +38,7 @@ TRACED = tuple(f"{os.sep}mmrl{os.sep}{name}.py".replace("/", os.sep) for name in
 PACKAGES = (
     "psutil", "mmrl.commands.train", "mmrl.runs.session", "mmrl.training.trainer", "mmrl.rollout.collector",
     "mmrl.cluster.launch", "mmrl.cluster.ray_ranks", "mmrl.rollout.records.writing", "torch.utils.tensorboard",
+    "pandas", *MODULES,
 )  # fmt: skip
 PLUGINS = (
     *(("algorithm", name) for name in ("grpo", "dapo", "remax")),
@@ -222,7 +225,8 @@ def _warm(model: str, packages: Sequence[str]) -> None:
     from mmrl.plugin_host import registry
 
     ModelFolder.open(model)
-    for kind, name in PLUGINS:
+    monitors = [("monitor", info.name) for info in registry.list_plugins() if info.kind == "monitor"]
+    for kind, name in (*PLUGINS, *monitors):
         registry.options_class(kind, name)
 
 
@@ -319,16 +323,17 @@ def run(request: Request) -> int:
         from tests.faults import fake_engine
 
         launch.start_engine = fake_engine.start_engine  # type: ignore[assignment]
-    strike = _Striker(request)
-    failpoints.inject = strike.at_point
-    if strike.counts_lines:
-        sys.settrace(strike.trace)
-    try:
-        return cli.main(request["argv"])
-    finally:
-        sys.settrace(None)
-        if request["record"]:
-            Path(request["record"]).write_text("\n".join([*strike.points, f"lines {strike.lines}"]))
+    with nullcontext() if request["cold"] else forked_from(Template(fork=True)):
+        strike = _Striker(request)
+        failpoints.inject = strike.at_point
+        if strike.counts_lines:
+            sys.settrace(strike.trace)
+        try:
+            return cli.main(request["argv"])
+        finally:
+            sys.settrace(None)
+            if request["record"]:
+                Path(request["record"]).write_text("\n".join([*strike.points, f"lines {strike.lines}"]))
 
 
 class _Striker:

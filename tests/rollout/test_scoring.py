@@ -15,6 +15,8 @@ from mmrl.rollout.rewards.failures import Failures, RewardError
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.types import EncodedPrompt, Message, Prompt, Rollout, RolloutGroup
 
+pytestmark = pytest.mark.fresh_workers
+
 REWARDS = """
 import os, signal, subprocess, sys, time
 import numpy as np

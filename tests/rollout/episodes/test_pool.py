@@ -17,6 +17,7 @@ from mmrl.rollout.episodes.probe import environment_facts
 from mmrl.rollout.episodes.scratch import Scratch
 from mmrl.types import Message, Prompt, RawImage, Turn
 
+pytestmark = pytest.mark.fresh_workers
 PROMPT = Prompt("p1", (Message("user", "play"),))
 
 
