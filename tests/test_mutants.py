@@ -15,7 +15,7 @@ ROOMS = {
     "engine",
     "cluster",
     "rollout",
-    "training",
+    "step",
     "runs",
     "config",
     "data",

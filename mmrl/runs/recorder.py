@@ -37,7 +37,7 @@ RUN_STATE = "run.json"
 
 
 class RunRecorder:
-    """Implements ``trainer.Recorder``: the run's folder, the trackers and the console."""
+    """Implements ``loop.Recorder``: the run's folder, the trackers and the console."""
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from mmrl.engine_api import Engine
     from mmrl.interfaces import Algorithm
     from mmrl.rollout.episodes.player import EpisodePlayer
-    from mmrl.training.trainer import Trainer
+    from mmrl.step.loop import Trainer
 
 
 class TrainingRun:
@@ -135,7 +135,7 @@ class TrainingRun:
     def _build_trainer(self, stack: ExitStack, scorer: Scorer, player: EpisodePlayer | None) -> Trainer:
         """A trainer of a new engine; the stack closes what it uses."""
         from mmrl.rollout.collector import Collector
-        from mmrl.training.trainer import RunContext, Trainer
+        from mmrl.step.loop import RunContext, Trainer
 
         config, setup, directory = self._config, self._setup, self._directory
         algorithm = registry.create("algorithm", config.algorithm)

@@ -23,8 +23,8 @@ from mmrl.runs import checks
 from mmrl.runs.dataset import Dataset
 from mmrl.runs.environment import checked_facts
 from mmrl.runs.resumption import DATA, MODEL, model_fingerprint
+from mmrl.step.gather import SOURCES, Source
 from mmrl.system.report import rows
-from mmrl.training.sources import SOURCES, Source
 
 if TYPE_CHECKING:
     from mmrl.engine.device import DeviceKind

@@ -18,8 +18,8 @@ from mmrl.runs.recorder import RUN_STATE, best_scores, prune, tell
 from mmrl.runs.resumption import Change, changed_config, changed_contents, plain_config, refuse
 from mmrl.runs.setup import RunSetup
 from mmrl.runs.summary import way_on
+from mmrl.step.queue import REACHED
 from mmrl.system.console import Console
-from mmrl.training.queue import REACHED
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ def play(
     algorithm: Algorithm, learner: Algorithm, batch: Mapping[str, Any], parts: int = 1, dtype: str = "float64"
 ) -> Replay:
     """``replay`` with another instance for ``loss``, the learner."""
-    from mmrl.training.updater import LearnSettings, finished, learn
+    from mmrl.step.learn import LearnSettings, finished, learn
 
     arrays = RecordedBatch(batch, served_needs(algorithm))
     of_loss = _GivenLogprobs(learner, arrays, parts, dtype)

@@ -269,9 +269,9 @@ def watch_all(meter: Meter, *, with_records: bool) -> None:
     from mmrl.rollout.rewards.scorer import Scorer, Scoring
     from mmrl.runs.directory import RunDirectory
     from mmrl.runs.recorder import RunRecorder
+    from mmrl.step.check import LogprobCheck
+    from mmrl.step.loop import Trainer
     from mmrl.system.clock import Clock
-    from mmrl.training.logprob_check import LogprobCheck
-    from mmrl.training.trainer import Trainer
 
     phase = Clock.phase
 
@@ -305,7 +305,7 @@ def measure(size: Fraction, steps: int, folder: Path, *, with_records: bool) -> 
     os.environ["OMP_NUM_THREADS"] = "1"
     meter = Meter()
     watch_all(meter, with_records=with_records)
-    from mmrl.training.trainer import Trainer
+    from mmrl.step.loop import Trainer
 
     ranks = ShippedRanks(RANKS, meter.phase)
     prompts = int(PROMPTS * size)
@@ -380,11 +380,11 @@ def run(ranks: ShippedRanks, prompts: int, steps: int, folder: Path) -> None:
     from mmrl.runs.directory import RunDirectory
     from mmrl.runs.recorder import RunRecorder
     from mmrl.runs.tracking import Trackers
+    from mmrl.step.loop import RunContext, Trainer
     from mmrl.system.console import Console
     from mmrl.system.profiling import Profiler
     from mmrl.system.signals import Interruption
     from mmrl.system.watchdog import Watchdog
-    from mmrl.training.trainer import RunContext, Trainer
     from mmrl.types import Message, Prompt
 
     reward = folder / "reward.py"

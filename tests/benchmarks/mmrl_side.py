@@ -55,7 +55,7 @@ def run(job: dict[str, Any], watch: Stopwatch, report: Report) -> None:
     from mmrl.config.load import load_config
     from mmrl.engine.learner.network import TrainedNetwork
     from mmrl.plugin_host import registry
-    from mmrl.training.trainer import Trainer
+    from mmrl.step.loop import Trainer
 
     loaded = load_config([Path(job["config"])], job["overrides"], options_class=registry.options_class)
     time_engine(watch)

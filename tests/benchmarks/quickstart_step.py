@@ -43,7 +43,7 @@ def main() -> None:
     from mmrl.plugin_host import registry
 
     loaded = load_config([Path(sys.argv[1])], sys.argv[2:], options_class=registry.options_class)
-    from mmrl.training.trainer import Trainer
+    from mmrl.step.loop import Trainer
 
     watch, found = Stopwatch(), list[dict[str, float]]()
     watch_all(watch)

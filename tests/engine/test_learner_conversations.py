@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
+from mmrl.step.gather import Given
+from mmrl.step.learn import LearnSettings, finished, learn
 from mmrl.system.clock import Clock
-from mmrl.training.sources import Given
-from mmrl.training.updater import LearnSettings, finished, learn
 from mmrl.types import Message, Prompt
 from mmrl_algorithms.sft import SFT
 from tests.engine.test_learner import EXPOSED, STILL, first_moment, norm

@@ -12,7 +12,7 @@ import torch
 
 from mmrl.engine.device import FEATURE_BYTES
 from mmrl.ops.packing import Item, plan_microbatches, units_of
-from mmrl.training.updater import LearnSettings, finished, learn
+from mmrl.step.learn import LearnSettings, finished, learn
 from mmrl.types import ENVIRONMENT, Rollout, RolloutGroup, ScoredGroup
 from mmrl_algorithms.grpo import GRPO
 from tests.engine.test_learner import EXPOSED, STILL, count_images, first_moment, norm, row_losses, rows_of, weighted

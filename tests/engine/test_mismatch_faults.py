@@ -17,7 +17,7 @@ import torch
 from mmrl.engine.network.plain_model import plain_inputs
 from mmrl.engine.network.vision import ImageInputs
 from mmrl.ops.logprobs import token_logprobs
-from mmrl.training.logprob_check import LogprobCheck
+from mmrl.step.check import LogprobCheck
 from mmrl.types import Rollout, Sample
 from tests.conftest import Bench, Plain
 from tests.test_published import TEXTS, answered, setting  # noqa: F401

@@ -31,12 +31,12 @@ ROOT = Path(__file__).parents[2]
 MODULE = (sys.executable, "-m", "tests.faults.harness")
 TRACED = tuple(f"{os.sep}mmrl{os.sep}{name}.py".replace("/", os.sep) for name in (
     "commands/train", "rollout/collector", "runs/checkpoints", "runs/directory", "runs/disk", "runs/files",
-    "runs/session", "runs/start", "system/signals", "training/logprob_check", "training/trainer", "training/update_log",
-    "training/updater",
+    "runs/session", "runs/start", "system/signals", "step/check", "step/loop", "step/updates",
+    "step/learn",
 ))  # fmt: skip
 """The files whose lines are places for a blow."""
 PACKAGES = (
-    "psutil", "mmrl.commands.train", "mmrl.runs.session", "mmrl.training.trainer", "mmrl.rollout.collector",
+    "psutil", "mmrl.commands.train", "mmrl.runs.session", "mmrl.step.loop", "mmrl.rollout.collector",
     "mmrl.cluster.launch", "mmrl.cluster.ray_ranks", "mmrl.rollout.records.writing", "torch.utils.tensorboard",
     "pandas", *MODULES,
 )  # fmt: skip

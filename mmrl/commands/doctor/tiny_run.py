@@ -16,7 +16,7 @@ from mmrl.config.sections import Config
 from mmrl.engine.device import DeviceKind, sleep_level
 from mmrl.engine_api import Learner, SamplingRequest
 from mmrl.interfaces import Aggregation, Algorithm
-from mmrl.training.updater import LearnSettings, finished, learn
+from mmrl.step.learn import LearnSettings, finished, learn
 from mmrl.types import (
     Batch,
     Credit,

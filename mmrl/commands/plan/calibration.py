@@ -15,10 +15,10 @@ from mmrl.engine_api import Engine, SamplingRequest
 from mmrl.ops.cost import ModelShape, Training
 from mmrl.rollout.batch import rollouts_of
 from mmrl.runs.setup import RunSetup
+from mmrl.step.gather import demonstrated
+from mmrl.step.learn import LearnSettings, learn
+from mmrl.step.updates import timed
 from mmrl.system.clock import Clock
-from mmrl.training.sources import demonstrated
-from mmrl.training.update_log import timed
-from mmrl.training.updater import LearnSettings, learn
 from mmrl.types import EncodedPrompt, RolloutGroup, ScoredGroup
 
 PROMPTS = 16

@@ -12,7 +12,7 @@ import numpy as np
 from mmrl.config.sections import Config
 from mmrl.ops.cost import NOTHING, ModelShape, Work
 from mmrl.ops.packing import Item, Unit, plan_microbatches, shares_of, units_of
-from mmrl.training.updater import minibatches
+from mmrl.step.learn import minibatches
 
 Grid = tuple[int, int, int]
 

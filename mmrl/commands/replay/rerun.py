@@ -25,9 +25,9 @@ from mmrl.plugin_host import registry
 from mmrl.rollout.batch import SampledStep, batch_of, rollouts_of, weights_of
 from mmrl.rollout.collector import select, step_metrics
 from mmrl.rollout.records import RecordedStep
+from mmrl.step.check import LogprobCheck
+from mmrl.step.learn import LearnSettings, StepResult, Update, finished, learn
 from mmrl.token_columns import COLUMNS, POLICY, TokenColumn
-from mmrl.training.logprob_check import LogprobCheck
-from mmrl.training.updater import LearnSettings, StepResult, Update, finished, learn
 from mmrl.types import CreditedGroup, FloatArray, Rollout, Sample, SampleKey, ScoredGroup, TrainingRow
 
 ROUTERS_LOSS = "loss/router_aux"

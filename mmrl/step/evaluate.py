@@ -12,7 +12,7 @@ from mmrl.data.prompts import PromptSource
 from mmrl.engine_api import PromptEncoder
 from mmrl.ops.metrics import right_of
 from mmrl.rollout.collector import Collector
-from mmrl.training.sources import not_trained_on
+from mmrl.step.gather import not_trained_on
 from mmrl.types import CreditedGroup, EncodedPrompt, ScoredGroup
 
 MAX_HELD_OUT = 4096

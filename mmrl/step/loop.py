@@ -18,19 +18,19 @@ from mmrl.interfaces import Alarm, Algorithm
 from mmrl.ops.alarms import Looked
 from mmrl.rollout.batch import SampledStep
 from mmrl.rollout.collector import Collector, step_metrics
+from mmrl.step.adapter_notice import AdapterNotice
+from mmrl.step.check import LogprobCheck
+from mmrl.step.evaluate import EvaluationRecorder, Evaluator
+from mmrl.step.gather import SOURCES, state_of, step_groups
+from mmrl.step.learn import LearnSettings, StepResult, Update, learn
+from mmrl.step.queue import StepQueue
+from mmrl.step.updates import UpdateLog, UpdateRecorder, timed
 from mmrl.system.clock import Clock
 from mmrl.system.freed_memory import FreedMemory
 from mmrl.system.profiling import Profiler
 from mmrl.system.rng_state import generators, seed_generators, set_generators
 from mmrl.system.signals import Interruption, Stopped
 from mmrl.system.watchdog import Watchdog
-from mmrl.training.adapter_notice import AdapterNotice
-from mmrl.training.evaluator import EvaluationRecorder, Evaluator
-from mmrl.training.logprob_check import LogprobCheck
-from mmrl.training.queue import StepQueue
-from mmrl.training.sources import SOURCES, state_of, step_groups
-from mmrl.training.update_log import UpdateLog, UpdateRecorder, timed
-from mmrl.training.updater import LearnSettings, StepResult, Update, learn
 from mmrl.types import CreditedGroup
 
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from mmrl.errors import NumericsError
+from mmrl.step.learn import Learning, StepResult, Update, finished
 from mmrl.system.clock import Clock
-from mmrl.training.updater import Learning, StepResult, Update, finished
 from mmrl.types import SampleKey
 
 MAX_FAULTS = 3

@@ -13,8 +13,8 @@ from mmrl.config.load import from_mapping
 from mmrl.config.sections import Config, TrainerConfig
 from mmrl.errors import ConfigError
 from mmrl.rollout.collector import Evaluation
+from mmrl.step.evaluate import Evaluator
 from mmrl.testing.rollouts import make_rollouts
-from mmrl.training.evaluator import Evaluator
 from mmrl.types import CreditedGroup, EncodedPrompt, ImageRef, RolloutGroup, ScoredGroup
 
 PICTURE, GREY = ImageRef("a", 56, 28, ""), ImageRef("grey", 56, 28, "")
@@ -72,7 +72,7 @@ def evaluator(parts: Parts, **trainer: Any) -> Evaluator:
 
 
 def test_64_prompts_with_images_are_answered_again_with_blank_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmrl.training.evaluator.NUM_BLANK", 3)
+    monkeypatch.setattr("mmrl.step.evaluate.NUM_BLANK", 3)
     parts = Parts(prompts(9, pictured=lambda place: place % 3 != 0))  # p1 p2 p4 p5 p7 p8
     values = evaluator(parts, blank_every=2).evaluate(10)
     assert parts.asked == [[f"p{i}" for i in range(9)], ["p1", "p4", "p7"]]

@@ -12,8 +12,8 @@ from mmrl.data.prompts import PromptSource
 from mmrl.rollout.batch import SampledStep
 from mmrl.rollout.prefetch import PromptPrefetcher
 from mmrl.rollout.records import group_records, read_groups
+from mmrl.step.gather import Source
 from mmrl.system.clock import Clock
-from mmrl.training.sources import Source
 
 DEPTH = 0
 """Steps that are gathered before the one at the head is learned from: none, so each has the newest weights."""

@@ -29,11 +29,11 @@ from mmrl.ops.alarms import Looked
 from mmrl.rollout.collector import Collector
 from mmrl.rollout.rewards.failures import Failure, Failures, RewardError
 from mmrl.rollout.rewards.scorer import Scorer
+from mmrl.step.learn import minibatches
+from mmrl.step.loop import RunContext, Trainer
 from mmrl.system.profiling import Profiler
 from mmrl.system.signals import Interruption
 from mmrl.system.watchdog import Watchdog
-from mmrl.training.trainer import RunContext, Trainer
-from mmrl.training.updater import minibatches
 from mmrl.types import (
     Credit,
     CreditedGroup,
@@ -378,7 +378,7 @@ def test_an_evaluation_of_more_prompts_than_are_kept_encodes_them_again(kept, ti
     monkeypatch.setattr(
         FakeEncoder, "encode", lambda self, prompt: (encoded.append(prompt.id), encode(self, prompt))[1]
     )
-    monkeypatch.setattr("mmrl.training.evaluator.MAX_HELD_OUT", kept)
+    monkeypatch.setattr("mmrl.step.evaluate.MAX_HELD_OUT", kept)
     done = run(evaluate=True, trainer={"steps": 4, "eval_every": 2})
     done.fit()
     assert len(encoded) == times * 5 + 4 * 2  # three evaluations of five prompts, and four steps of two

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mmrl.ops.metrics import ADAPTER_KEPT
-from mmrl.training.adapter_notice import AdapterNotice
+from mmrl.step.adapter_notice import AdapterNotice
 
 
 def test_a_run_is_told_once_that_little_of_its_adapters_is_left():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mmrl.errors import NumericsError
-from mmrl.training.logprob_check import WIDE_TOKENS, LogprobCheck
+from mmrl.step.check import WIDE_TOKENS, LogprobCheck
 from mmrl.types import CreditedGroup, EncodedPrompt, Prompt, Rollout, RolloutGroup, Sample, ScoredGroup, Segment
 
 TOKENS = 50
@@ -161,6 +161,6 @@ def test_the_wider_type_gets_samples_of_some_hundred_tokens_and_at_least_one(mon
     numbers = Numbers()
     events_of("float32", numbers)
     assert numbers.wide_samples == WIDE_TOKENS // (TOKENS + 4)
-    monkeypatch.setattr("mmrl.training.logprob_check.WIDE_TOKENS", 10)
+    monkeypatch.setattr("mmrl.step.check.WIDE_TOKENS", 10)
     events_of("float32", numbers)
     assert numbers.wide_samples == 1

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from mmrl.errors import RankLostError
+from mmrl.step.learn import LearnSettings, finished, learn
+from mmrl.step.updates import timed
 from mmrl.system.clock import Clock
-from mmrl.training.update_log import timed
-from mmrl.training.updater import LearnSettings, finished, learn
 from mmrl.types import Rollout, RolloutGroup, ScoredGroup, Segment
 from mmrl_algorithms.grpo import GRPO
 from tests.cluster.test_group import FakeRanks, group_of, prompt  # noqa: F401
-from tests.training.test_trainer import FLOPS, FakeEngine, faulty
+from tests.step.test_loop import FLOPS, FakeEngine, faulty
 
 TWO = LearnSettings(minibatches=2)
 
