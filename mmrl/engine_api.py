@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from mmrl.errors import ConfigError, MMRLError
+from mmrl.token_columns import POLICY
 from mmrl.types import (
     Call,
     Content,
@@ -163,6 +164,27 @@ class UpdateResult:
     memory_bytes: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class NetworkFiles:
+    """The files of a network in a checkpoint.
+
+    Attributes:
+        model: Its Hugging Face folder, from the checkpoint's.
+        state: The folder of its learner's state.
+        optimizer: True if the state has the optimizer's, in files whose names begin with ``optimizer``.
+    """
+
+    model: str = "model"
+    state: str = "state"
+    optimizer: bool = True
+
+    @classmethod
+    def of(cls, role: str, *, optimizer: bool = True) -> NetworkFiles:
+        """A role's: the policy's are in the checkpoint's folder, those of another in a folder of the role's name."""
+        within = "" if role == POLICY else f"{role}/"
+        return cls(f"{within}model", f"{within}state", optimizer)
+
+
 class Network(Protocol):
     """One network of a learner, of the role that ``Learner.network`` was asked for."""
 
@@ -208,12 +230,12 @@ class Learner(Protocol):
             )
         return self.networks[role]
 
-    def save(self, folder: Path) -> None:
-        """Write what a run goes on from: ``model/`` and ``state/``; the learner can go on whatever happens.
+    def save(self, folder: Path) -> Mapping[str, NetworkFiles]:
+        """Write what a run goes on from: a model and a state of each network that is trained, which are returned.
 
-        ``model/`` is a Hugging Face folder that ``from_pretrained`` and vLLM load. ``state/`` has the optimizer's state
-        by the names of the weights, its number of steps, and the generators of all ranks: any number of ranks and any
-        ZeRO stage can read it.
+        The learner can go on whatever happens. A model is a Hugging Face folder that ``from_pretrained`` and vLLM load.
+        A state has the optimizer's by the names of the weights, its number of steps, and the generators of all ranks:
+        any number of ranks and any ZeRO stage can read it.
 
         Raises:
             NumericsError: A weight is not finite.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from mmrl.cluster.calls import RankCalls
 from mmrl.cluster.files import bare, send_images
 from mmrl.cluster.shipping import PackedRows, PackedSamples
 from mmrl.data.images import MediaStore
-from mmrl.engine_api import Learner, UpdateResult, Way
+from mmrl.engine_api import Learner, NetworkFiles, UpdateResult, Way
 from mmrl.errors import MMRLError
 from mmrl.ops.packing import Item, Unit, shares_of, units_of
 from mmrl.types import FloatArray, Sample, TrainingRow
@@ -31,20 +31,22 @@ class GroupLearner(Learner):
         self.calls, self._media, self._cost, self._shares_prefix = calls, media, cost, shares_prefix
         self.networks = {role: GroupNetwork(role, self) for role in roles}
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> Mapping[str, NetworkFiles]:
         """Each rank writes files of its own; those of nodes that do not see the folder are fetched, node by node."""
         target = folder.absolute()
         places = [str(target) if node.shares_files else node.path("saved") for node in self.calls.nodes]
         away = [node for node in dict.fromkeys(self.calls.nodes) if not node.shares_files]
-        failures: list[MMRLError | None] = self.calls.all("save", each=places)
+        answers: list[Mapping[str, NetworkFiles] | MMRLError] = self.calls.all("save", each=places)
         try:
-            if failure := next(filter(None, failures), None):
-                raise failure
+            for error in answers:
+                if isinstance(error, MMRLError):
+                    raise error
             for node in away:
                 node.fetch(self.calls.ask, node.path("saved"), target)
         finally:
             for node in away if not self.calls.failed else ():
                 self.calls.ask(node.leader, "remove_folder", node.path("saved"))
+        return next(answer for answer in answers if not isinstance(answer, MMRLError))
 
     def share(self, samples: Sequence[Sample]) -> list[list[int]]:
         """Indices of each rank's samples."""

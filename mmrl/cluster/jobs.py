@@ -52,7 +52,7 @@ class RankJob:
         model: The model's folder, as this rank's node sees it.
         media: The media store's folder, as this rank's node sees it.
         with_learner: True if the policy is trained.
-        checkpoint: The folder of ``model/`` and ``state/`` to go on from, as this rank's node sees it; empty for none.
+        checkpoint: The folder to go on from, as this rank's node sees it; empty for none.
     """
 
     config: Mapping[str, Any]

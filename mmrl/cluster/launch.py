@@ -21,7 +21,7 @@ from mmrl.engine.machine.host_memory import check_hosts
 from mmrl.engine.memory_needs import host_memory, least_memory
 from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.spec import EngineSpec
-from mmrl.engine_api import Engine
+from mmrl.engine_api import Engine, NetworkFiles
 from mmrl.errors import PluginError, ResourceError, plural
 from mmrl.plugin_host.used import used_plugins
 from mmrl.system.machine_memory import total_bytes
@@ -225,10 +225,12 @@ def send_model(group: RankGroup, model: ModelFolder) -> list[str]:
 
 
 def send_checkpoint(group: RankGroup, checkpoint: Path | None) -> list[str]:
-    """Each rank's path of the checkpoint; nodes that do not see it there get its ``model/`` and ``state/``."""
+    """Each rank's path of the checkpoint; nodes that do not see it there get its files of the learner's networks."""
     if checkpoint is None:
         return [""] * len(group.nodes)
-    files = sorted(path for part in ("model", "state") for path in (checkpoint / part).rglob("*") if path.is_file())
+    networks = map(NetworkFiles.of, group.roles)
+    folders = [checkpoint / folder for files in networks for folder in (files.model, files.state)]
+    files = sorted(path for folder in folders for path in folder.rglob("*") if path.is_file())
     return _send_folder(group, checkpoint, [str(path.relative_to(checkpoint)) for path in files], "checkpoint")
 
 

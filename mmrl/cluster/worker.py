@@ -22,7 +22,7 @@ from mmrl.data.images import MediaStore
 from mmrl.engine import device
 from mmrl.engine.machine.interfaces import tell_interface
 from mmrl.engine.machine.preconditions import check_process
-from mmrl.engine_api import Learner, Polled, Sampler, SamplingRequest, UpdateResult, Way
+from mmrl.engine_api import Learner, NetworkFiles, Polled, Sampler, SamplingRequest, UpdateResult, Way
 from mmrl.errors import DeviceBusyError, DeviceMemoryError, MMRLError, NumericsError, PluginError, ResourceError
 from mmrl.plugin_host import registry
 from mmrl.system import failpoints
@@ -216,16 +216,15 @@ class RankWorker:
             result = learner.network(role).update(rows)
         return replace(result, logprobs=PackedArrays(result.logprobs), entropies=PackedArrays(result.entropies))
 
-    def save(self, folder: str) -> MMRLError | None:
+    def save(self, folder: str) -> Mapping[str, NetworkFiles] | MMRLError:
         """Save; an error is returned and not raised, so that all ranks answer and none waits for another."""
         learner: Learner = self._owner
         try:
-            learner.save(Path(folder))
+            return learner.save(Path(folder))
         except (DeviceBusyError, DeviceMemoryError):  # the others wait for this rank
             raise
         except (ResourceError, NumericsError) as error:
             return error
-        return None
 
     def start_trace(self) -> None:
         self._engine.start_trace()

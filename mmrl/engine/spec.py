@@ -19,7 +19,7 @@ class EngineSpec:
         algorithm: None for evaluation only: no learner is built, and the sampler keeps the folder's weights.
         max_images: Most images in one prompt.
         with_sampler: False if nothing will be sampled.
-        checkpoint: A folder of ``model/`` and ``state/`` for the learner to go on from, as ``Learner.save`` writes it;
+        checkpoint: A folder for the learner to go on from, as ``Learner.save`` writes it;
             the reference is the model folder's even then.
     """
 

@@ -27,10 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mmrl.engine_api import NetworkFiles
 from mmrl.errors import ConfigError, DataError, ResourceError
 from mmrl.runs.disk import files_below, force, of_each, sha256, sync
-from mmrl.runs.manifest import POLICY, LaterVersionError, Manifest, Role
+from mmrl.runs.manifest import POLICY_ALONE, LaterVersionError, Manifest
 from mmrl.system import failpoints
+from mmrl.token_columns import POLICY
 
 _MANIFEST = "manifest.json"
 _BEST = "best"
@@ -53,8 +55,14 @@ class Checkpoint:
     step: int
 
     @property
+    def model(self) -> Path:
+        """The policy's Hugging Face folder, or its adapter's."""
+        return self.path / NetworkFiles.of(POLICY).model
+
+    @property
     def state(self) -> Path:
-        return self.path / "state"
+        """The folder of the policy's state and of the run's."""
+        return self.path / NetworkFiles.of(POLICY).state
 
     def read_state(self, name: str) -> Any:
         """A JSON file of the state.
@@ -87,7 +95,7 @@ class Checkpoint:
             raise ConfigError(
                 "the checkpoint has no optimizer state, so that no run can go on from it",
                 where=f"{self.path}; trainer.save_optimizer was last or none",
-                remedy=f"begin a new run from its weights: model.path={self.path / 'model'} with another "
+                remedy=f"begin a new run from its weights: model.path={self.model} with another "
                 "trainer.run_dir (an adapter: the folder that `mmrl export` writes); `mmrl eval` and `mmrl export` "
                 "take it as it is",
             )
@@ -237,8 +245,13 @@ class Checkpoints:
                 remedy="make the folder writable, or move the checkpoint away",
             ) from error
 
-    def write(self, step: int, fill: Callable[[Path], None], roles: Mapping[str, Role] = POLICY) -> Checkpoint:
+    def write(
+        self, step: int, fill: Callable[[Path], object], roles: Mapping[str, NetworkFiles] = POLICY_ALONE
+    ) -> Checkpoint:
         """Commit the files that ``fill`` puts into a folder; with an error nothing has changed.
+
+        Args:
+            roles: The networks among them; read when the folder is filled.
 
         Raises:
             ResourceError: The disk is full or cannot be written.
@@ -338,7 +351,7 @@ def _damaged(what: str, path: Path) -> CheckpointError:
     return CheckpointError(f"a checkpoint is damaged: {path.name} {what}", where=str(path))
 
 
-def _seal(folder: Path, step: int, roles: Mapping[str, Role]) -> None:
+def _seal(folder: Path, step: int, roles: Mapping[str, NetworkFiles]) -> None:
     """Write the manifest, and force every file to the disk."""
     files = dict(sorted(files_below(folder)))
 

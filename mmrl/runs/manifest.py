@@ -11,29 +11,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from mmrl.engine_api import NetworkFiles
+from mmrl.token_columns import POLICY
+
 VERSION = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Role:
-    """One model of a checkpoint.
-
-    Attributes:
-        model: Its Hugging Face folder, from the checkpoint's.
-        state: The folder of its learner's state.
-        optimizer: True if the state has the optimizer's, in files whose names begin with ``optimizer``.
-    """
-
-    model: str = "model"
-    state: str = "state"
-    optimizer: bool = True
 
 
 class LaterVersionError(Exception):
     """A manifest that a later version of mmrl wrote, whole as its seal tells."""
 
 
-POLICY: Mapping[str, Role] = {"policy": Role()}
+POLICY_ALONE: Mapping[str, NetworkFiles] = {POLICY: NetworkFiles.of(POLICY)}
 """The roles of a checkpoint of the policy alone."""
 
 
@@ -48,7 +36,7 @@ class Manifest:
 
     step: int
     files: Mapping[str, Any]
-    roles: Mapping[str, Role]
+    roles: Mapping[str, NetworkFiles]
     version: int = VERSION
 
     @classmethod
@@ -66,7 +54,9 @@ class Manifest:
                 what = f"it has version {version!r:.20}, and this mmrl reads 1 and {VERSION}"
                 body = {name: value for name, value in content.items() if name != "seal"}
                 raise LaterVersionError(what) if content.get("seal") == _seal(body) else ValueError(what)
-            roles = POLICY if version == 1 else {name: Role(**role) for name, role in content["roles"].items()}
+            roles = POLICY_ALONE
+            if version > 1:
+                roles = {name: NetworkFiles(**role) for name, role in content["roles"].items()}
             manifest = cls(content["step"], content["files"], roles, version)
             sealed = manifest.text() == text
         except (KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -130,7 +130,7 @@ class Run:
             DataError: There is no checkpoint.
         """
         if found := self.checkpoints:
-            return found[-1].path / "model"
+            return found[-1].model
         raise DataError("the run has no checkpoint yet", where=str(self.path), remedy="wait for trainer.save_every")
 
     def groups(self, step: int) -> GroupPages:

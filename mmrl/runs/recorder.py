@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.config.sections import Config
-from mmrl.engine_api import Engine, Learner
+from mmrl.engine_api import Engine, Learner, NetworkFiles
 from mmrl.ops.alarms import Looked
 from mmrl.plugin_host import registry
 from mmrl.plugin_host.used import used_plugins
 from mmrl.runs.checkpoints import Checkpoints, write_json
 from mmrl.runs.directory import RunDirectory
-from mmrl.runs.manifest import Role
 from mmrl.runs.monitoring import Monitoring, StepGroups, fault_of, used_monitors
 from mmrl.runs.resumption import plain_config
 from mmrl.runs.tracking import Trackers, shown
@@ -139,12 +138,13 @@ class RunRecorder:
             "fingerprints": self._fingerprints,
         }
 
+        roles: dict[str, NetworkFiles] = {}
+
         def fill(folder: Path) -> None:
-            learner.save(folder)
+            roles.update(learner.save(folder))
             write_json(folder / "state" / RUN_STATE, Redactor().plain(record))
             self._directory.sync()
 
-        roles = {"policy": Role(optimizer=self._config.trainer.save_optimizer != "none")}
         self._checkpoints.write(step, fill, roles)
         prune(self._config, self._directory, self._scores)
 

@@ -70,7 +70,7 @@ def closing(
         if values:
             report.show("outcome", [f"{name}: {_course(values, name, config.trainer)}"])
             break
-    report.show("policy", [str(policy.path / "model")])
+    report.show("policy", [str(policy.model)])
     run = shlex.quote(str(directory))
     next_steps = [f"mmrl export {run} FOLDER", f"mmrl replay {run}"]
     if config.data.eval is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mmrl.engine_api import Learner, UpdateResult, Way
+from mmrl.engine_api import Learner, NetworkFiles, UpdateResult, Way
 from mmrl.errors import contract_error, plugin_errors
 from mmrl.interfaces import Algorithm, Needs, served_needs
 from mmrl.plugin_host import registry
@@ -182,7 +182,7 @@ class _GivenLogprobs(Learner):
         logprobs, entropies = ([array[i] for i in places] for array in (self._arrays.logprobs, self._arrays.entropy))
         return UpdateResult(self.metrics, logprobs, entropies)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> Mapping[str, NetworkFiles]:
         raise AssertionError("there are no weights")
 
     def gradient(self, leaf: torch.Tensor) -> FloatArray:

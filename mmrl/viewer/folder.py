@@ -151,7 +151,7 @@ class ViewedRun:
     @property
     def vocabulary(self) -> Vocabulary:
         """The texts of the run's tokens."""
-        models = [each.path / "model" for each in reversed(self.run.checkpoints)]
+        models = [each.model for each in reversed(self.run.checkpoints)]
         path = self.section("model").get("path")
         return Vocabulary.of([*models, *([self._began_in / path] if isinstance(path, str) else [])])
 

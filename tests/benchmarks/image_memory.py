@@ -132,8 +132,8 @@ class HalfFakeEngine:
         entropies = [self._rng.random(len(row.mask), np.float32) for row in rows]
         return replace(result, logprobs=self.score(samples), entropies=entropies)
 
-    def save(self, folder: Path) -> None:
-        self._engine._learner.save(folder)
+    def save(self, folder: Path) -> Any:
+        return self._engine._learner.save(folder)
 
 
 class HalfFakeWorker(RankWorker):

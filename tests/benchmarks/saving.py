@@ -72,12 +72,12 @@ def one_rank(model: Path, saved: Path, rounds: int) -> None:
     spec = EngineSpec(from_mapping(plain), ModelFolder.open(str(model)), media, GRPO(GRPO.Config()), 0, False)
     found: dict[str, list[float]] = {"save": [], "restore": []}
     with RankEngine(spec, "cpu").learning() as learner:
-        own: Any = learner
+        own: Any = learner.network("policy")
         own._step_without_effect(1.0)  # makes the optimizer's state
         for number in range(rounds):
             target = saved / str(number)
             found["save"].append(seconds(lambda target=target: own.save(target)))
-            found["restore"].append(seconds(lambda target=target: own.restore(target / "state")))
+            found["restore"].append(seconds(lambda target=target: own.restore(target)))
             if torch.distributed.get_rank() == 0:
                 shutil.rmtree(target)
     if torch.distributed.get_rank() == 0:

@@ -483,9 +483,10 @@ def write_tree(folder: Path, **files: bytes) -> Path:
 
 
 def test_a_checkpoint_is_sent_to_the_nodes_that_do_not_see_it(group_of, tmp_path, monkeypatch):
-    """Its model and its state, whatever the run's own folder is; not the files of another that look alike."""
+    """A model and a state of each network, whatever the run's own folder is; not another's files that look alike."""
     monkeypatch.setattr("mmrl.cluster.files.PART_BYTES", 1000)
-    files = {"model__config_json": b"{}", "state__optimizer__a": bytes(2500), "manifest": b"sealed"}
+    files = {"model__config_json": b"{}", "state__optimizer__a": bytes(2500), "critic__state__a": b"c"}
+    files |= {"manifest": b"sealed", "reward__model__a": b"of no network"}
     checkpoint = write_tree(tmp_path / "step-000004", **files)
     other = write_tree(tmp_path / "other", **{**files, "state__optimizer__a": bytes(2499) + b"x"})
     fakes = FakeRanks(["here", "there", "there"])
@@ -495,10 +496,11 @@ def test_a_checkpoint_is_sent_to_the_nodes_that_do_not_see_it(group_of, tmp_path
     fakes.workers[1].make_folder = lambda: str(tmp_path / "there")
     fakes.workers[1].write_part = workers[1].write_part
     group = group_of(fakes)
+    group.roles = ["policy", "critic", "reference"]
     sent = str(tmp_path / "there" / "checkpoint")
     assert send_checkpoint(group, checkpoint) == [str(checkpoint), sent, sent]
     found = {str(p.relative_to(sent)): p.read_bytes() for p in Path(sent).rglob("*") if p.is_file()}
-    assert found == {"model/config_json": b"{}", "state/optimizer/a": bytes(2500)}
+    assert found == {"model/config_json": b"{}", "state/optimizer/a": bytes(2500), "critic/state/a": b"c"}
     assert send_checkpoint(group, None) == ["", "", ""]
     group.close()
     assert fakes.removed == {"there": str(tmp_path / "there")}

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from mmrl.config.sections import Config
 from mmrl.engine.sampler.admissions import OneByOneSampler, continued
 from mmrl.engine.spec import EngineSpec
-from mmrl.engine_api import Learner, SamplingRequest, UpdateResult, Way
+from mmrl.engine_api import Learner, NetworkFiles, SamplingRequest, UpdateResult, Way
 from mmrl.errors import MMRLError
 from mmrl.interfaces import Algorithm
 from mmrl.ops.objective import partial_loss, reduce_partials
@@ -128,7 +128,7 @@ class FakeEngine(OneByOneSampler, Learner):
         found = [[each.detach().numpy() for each in values] for values in (parts, entropies)]
         return UpdateResult(metrics, *found)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> Mapping[str, NetworkFiles]:
         (folder / "model").mkdir(parents=True)
         (folder / "state").mkdir(exist_ok=True)
         failpoints.reach("save.shard")
@@ -141,6 +141,7 @@ class FakeEngine(OneByOneSampler, Learner):
         failpoints.reach("save.part")
         failpoints.reach("save.state")
         (folder / "state" / "learner.json").write_text(json.dumps({"updates": self.updates}))
+        return {"policy": NetworkFiles(optimizer=self._config.trainer.save_optimizer != "none")}
 
     def _restore(self, checkpoint: Path) -> None:
         with torch.no_grad():

@@ -17,10 +17,12 @@ from typing import Any
 
 import pytest
 
+from mmrl.engine_api import NetworkFiles
 from mmrl.errors import NumericsError, ResourceError
 from mmrl.runs import checkpoints as module
 from mmrl.runs.checkpoints import Checkpoint, CheckpointError, Checkpoints, find
 from mmrl.runs.directory import RunDirectory
+from mmrl.runs.manifest import Manifest
 from mmrl.system import failpoints
 from tests.canary import Canary
 from tests.faults.runs import Runs, at, events, outcome, records, steps, stop
@@ -230,6 +232,25 @@ def test_nothing_is_hashed_of_a_checkpoint_whose_sizes_are_wrong(store, monkeypa
     monkeypatch.setattr(module, "sha256", lambda path: pytest.fail("was read"))
     with pytest.raises(CheckpointError, match=r"run\.json is not the file of 20 bytes"):
         newer.verify()
+
+
+def test_its_networks_are_those_that_were_saved_and_each_has_an_optimizer_to_drop(store):
+    roles: dict[str, NetworkFiles] = {}
+
+    def save(folder: Path) -> None:
+        for role in ("policy", "critic"):
+            roles[role] = files = NetworkFiles.of(role)
+            for path in (folder / files.model / "a", folder / files.state / "optimizer-0", folder / files.state / "b"):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(role)
+
+    written = store.write(6, save, roles)
+    manifest = Manifest.read((written.path / "manifest.json").read_text())
+    assert manifest.roles == {"policy": NetworkFiles(), "critic": NetworkFiles("critic/model", "critic/state")}
+    written.drop_optimizer()
+    written.verify()
+    kept = {"critic/model/a", "critic/state/b", "manifest.json", "model/a", "state/b"}
+    assert {str(path.relative_to(written.path)) for path in written.path.rglob("*") if path.is_file()} == kept
 
 
 def test_files_are_hashed_side_by_side(store, monkeypatch):

@@ -147,5 +147,5 @@ def subject(name: str, on_damage: Callable[[Checkpoint, CheckpointError], None])
         except CheckpointError as error:
             error.remedy = "name another checkpoint; its model/ alone is evaluated as any folder is, unverified"
             raise
-        return Subject(str(checkpoint.path / "model"), checkpoint)
+        return Subject(str(checkpoint.model), checkpoint)
     return Subject(str(path))

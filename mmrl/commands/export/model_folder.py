@@ -167,7 +167,7 @@ def _find(path: Path, on_damage: Callable[[Checkpoint, CheckpointError], None]) 
     if any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
         return ExportedModel(path, None)
     checkpoint = find(path, on_damage)
-    return ExportedModel(checkpoint.path / "model", checkpoint)
+    return ExportedModel(checkpoint.model, checkpoint)
 
 
 def _check_out(out: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from mmrl.config.sections import Config
-from mmrl.engine_api import Learner, UpdateResult, Way
+from mmrl.engine_api import Learner, NetworkFiles, UpdateResult, Way
 from mmrl.errors import DataError, plugin_errors
 from mmrl.interfaces import Algorithm
 from mmrl.ops.metrics import episode_metrics
@@ -105,7 +105,7 @@ class RecordedLearner(Learner):
         self.scale.append(sum(map(_size, rows, logprobs)))
         return UpdateResult(metrics, logprobs, entropies)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> Mapping[str, NetworkFiles]:
         raise AssertionError("there are no weights")
 
     def _before(self, sample: Sample) -> FloatArray:

@@ -25,7 +25,7 @@ from mmrl.engine.network.policy import Policy, load_policy
 from mmrl.engine.network.vision import ImageInputs
 from mmrl.engine.network.weights import Failures
 from mmrl.engine.spec import EngineSpec
-from mmrl.engine_api import Learner
+from mmrl.engine_api import Learner, NetworkFiles
 from mmrl.errors import ConfigError
 from mmrl.token_columns import POLICY, REFERENCE
 
@@ -55,8 +55,8 @@ class DeepSpeedLearner(Learner):
         """The weights that the sampler is to get."""
         return self.trained.policy
 
-    def save(self, folder: Path) -> None:
-        self.trained.save(folder)
+    def save(self, folder: Path) -> Mapping[str, NetworkFiles]:
+        return {POLICY: self.trained.save(folder)}
 
     def forget_images(self) -> None:
         """As ``Microbatches.forget_images``."""
@@ -123,7 +123,7 @@ def build_learner(spec: EngineSpec, images: ImageInputs, kind: device.DeviceKind
         role: Network(role, each, module, batches, in_use=in_use) for role, (each, module, in_use) in frozen.items()
     }
     if spec.checkpoint is not None:
-        trained.restore(spec.checkpoint / "state")
+        trained.restore(spec.checkpoint)
     return DeepSpeedLearner(trained, others, batches, settings)
 
 
@@ -138,7 +138,7 @@ def _load_policy(spec: EngineSpec, kind: device.DeviceKind, precision: str, *, t
     """
     config, folder, algorithm = spec.config, spec.folder, spec.algorithm
     lora = config.model.lora if trained else None
-    saved = spec.checkpoint / "model" if trained and spec.checkpoint is not None else None
+    saved = spec.checkpoint / NetworkFiles.of(POLICY).model if trained and spec.checkpoint is not None else None
     if saved is not None and is_adapter(saved) != (lora is not None):
         raise ConfigError(
             "the checkpoint holds " + ("a whole model" if lora else "an adapter"),

@@ -30,7 +30,7 @@ from mmrl.engine.network.packed_inputs import OWN
 from mmrl.engine.network.plain_model import WidePass
 from mmrl.engine.network.policy import Policy
 from mmrl.engine.network.weights import Failures, of_all_ranks, save_adapter, save_model
-from mmrl.engine_api import UpdateResult, Way
+from mmrl.engine_api import NetworkFiles, UpdateResult, Way
 from mmrl.interfaces import Algorithm
 from mmrl.ops.cost import imbalance
 from mmrl.ops.objective import PartialLoss, partial_loss, reduce_partials
@@ -146,19 +146,24 @@ class TrainedNetwork(Network):
         result = budget.within("the update", [row.sample for row in rows], run, self._forget_update)
         return replace(result, notice="; ".join(filter(None, (budget.take_notice(), result.notice))))
 
-    def save(self, folder: Path) -> None:
-        """Write ``model/`` and ``state/``: each rank writes some files of the weights, and its part of the state."""
+    def save(self, folder: Path) -> NetworkFiles:
+        """Write a model and a state: each rank writes some files of the weights, and its part of the state."""
+        files = NetworkFiles.of(self._role, optimizer=self._run.trainer.save_optimizer != "none")
         failures, lora = Failures(), self._run.model.lora
         save = save_model if lora is None else partial(save_adapter, lora)
         with memory_of("the checkpoint"):
-            save(self.policy, self._folder, folder / "model", failures)
+            save(self.policy, self._folder, folder / files.model, failures)
             failures.raise_first()
-            state, with_optimizer = OptimizerState(self.engine, self.policy), self._run.trainer.save_optimizer != "none"
-            save_state(state, self.optimizer_steps, folder / "state", failures, with_optimizer=with_optimizer)
+            state = OptimizerState(self.engine, self.policy)
+            save_state(state, self.optimizer_steps, folder / files.state, failures, with_optimizer=files.optimizer)
         failures.raise_first()
+        return files
 
     def restore(self, folder: Path) -> None:
-        """Go on from the ``state/`` that ``save`` wrote; the policy has the weights of its ``model/`` already.
+        """Go on from the state that ``save`` wrote; the policy has the weights of its model already.
+
+        Args:
+            folder: The checkpoint's.
 
         Raises:
             ConfigError: It belongs to another model, other trained parts or another precision.
@@ -166,7 +171,7 @@ class TrainedNetwork(Network):
         """
         state = OptimizerState(self.engine, self.policy)
         with Failures().raising():
-            saved = SavedState(folder)
+            saved = SavedState(folder / NetworkFiles.of(self._role).state)
             saved.check(state)
         if saved.adam_step and self._config.zero_stage:
             self._step_without_effect(0.0)  # in its first step, DeepSpeed makes the optimizer's state
