@@ -56,7 +56,7 @@ class RewardTrial:
 
 def _first_prompts(setup: RunSetup) -> Iterator[EncodedPrompt]:
     """The first usable prompt of each source among the first rows that rewards score."""
-    source = setup.training if setup.source.samples else setup.evaluation
+    source = setup.training if setup.step_source.samples else setup.evaluation
     if source is None or not source.is_scanned:
         return
     known = set[str]()

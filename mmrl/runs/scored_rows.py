@@ -26,7 +26,7 @@ def row_warnings(setup: RunSetup, source: PromptSource, places: Iterable[int] = 
     Raises:
         PluginError: A reward fails.
     """
-    if source.name == "data.train" and not setup.source.samples:
+    if source.name == "data.train" and not setup.step_source.samples:
         return []
     looking = [
         (place, spec)

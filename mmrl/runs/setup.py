@@ -83,7 +83,7 @@ class RunSetup:
         return algorithm
 
     @property
-    def source(self) -> type[Source]:
+    def step_source(self) -> type[Source]:
         """The strategy that gives a step its samples."""
         return SOURCES[self.algorithm.source]
 
@@ -192,7 +192,7 @@ class RunSetup:
     @cached_property
     def prompts(self) -> PromptSource:
         """The training prompts, however few."""
-        data, scored = self.config.data, self.source.samples
+        data, scored = self.config.data, self.step_source.samples
         source = self._source((data.train, *data.mix), "data.train", scored=scored)
         checks.check_reward_sources(self.config, source, lambda: self.evaluation)
         return source
@@ -212,7 +212,7 @@ class RunSetup:
     @property
     def with_sampler(self) -> bool:
         """True if anything is sampled."""
-        return self.source.samples or self.config.data.eval is not None
+        return self.step_source.samples or self.config.data.eval is not None
 
     @property
     def reading(self) -> str:
@@ -306,7 +306,7 @@ class RunSetup:
             on_bad_row=data.on_bad_row,
             max_bad_rows=data.max_bad_rows,
             max_images=data.max_images,
-            imitates=name == "data.train" and not self.source.samples,
+            imitates=name == "data.train" and not self.step_source.samples,
             name=name,
             progress=self._progress,
         )

@@ -36,10 +36,10 @@ def opening(config: Config, setup: RunSetup, directory: Path, begins: str) -> li
             lines = kept_rows(source) if source.is_scanned else []
             how = [setup.reading] if source is setup.training else []
             report.show(source.name.removeprefix("data."), [*lines, *how])
-    if not setup.source.samples:
+    if not setup.step_source.samples:
         report.show("learned", [f"demonstrations {setup.encoder.targets}"])
     evaluated = 0 if setup.evaluation is None else len(setup.evaluation)
-    shares, longest, samples = setup.training.shares, setup.training.longest, setup.source.samples
+    shares, longest, samples = setup.training.shares, setup.training.longest, setup.step_source.samples
     report.show("batches", Arithmetic(config, shares, longest, evaluated, samples=samples).lines())
     report.show("files", [_files(config, setup)])
     goes_on = config.trainer.save_optimizer != "none"
@@ -139,7 +139,7 @@ def _course(values: Mapping[int, float], name: str, trainer: TrainerConfig) -> s
 
 def _files(config: Config, setup: RunSetup) -> str:
     """The files to look at."""
-    learned = "completions" if setup.source.samples else "demonstrations with their log-probs"
+    learned = "completions" if setup.step_source.samples else "demonstrations with their log-probs"
     files = ["metrics.jsonl has the curves", f"rollouts/ the {learned}"]
     files += ["evaluations/ the answers"] if config.data.eval is not None and config.trainer.eval_every else []
     return f"{', '.join(files)}; warnings and errors, if there are any, are in events.jsonl"

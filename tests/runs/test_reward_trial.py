@@ -53,7 +53,7 @@ def setup(config: list[RewardSpec], environment: object = None, is_scanned: bool
     rows = type("Rows", (), {"is_scanned": is_scanned, "sources": {"rows": 1}, **methods})()
     encoder, source = SimpleNamespace(encode=None), SimpleNamespace(samples=True)
     sections = SimpleNamespace(rewards=config, environment=environment)
-    return SimpleNamespace(config=sections, source=source, training=rows, evaluation=None, encoder=encoder)
+    return SimpleNamespace(config=sections, step_source=source, training=rows, evaluation=None, encoder=encoder)
 
 
 @pytest.fixture(scope="module")

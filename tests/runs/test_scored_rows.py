@@ -57,7 +57,7 @@ def setup(package: Any) -> Any:
         rows.name = name
         made = SimpleNamespace(
             config=SimpleNamespace(rewards=[RewardSpec(**each) for each in rewards]),
-            source=SimpleNamespace(samples=samples),
+            step_source=SimpleNamespace(samples=samples),
             encoder=SimpleNamespace(measure=measure),
             chosen={"data.train": {"answer": "bbox"}, "data.mix.0": {"prompt": "q"}, "data.eval": {"answer": "target"}},
         )

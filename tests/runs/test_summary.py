@@ -110,18 +110,19 @@ def test_a_run_that_goes_on_says_from_where(fake_runs: Runs, capsys):
 
 
 @pytest.mark.parametrize("samples", [True, False])
-def test_a_run_that_sampled_nothing_proposes_no_replay_and_names_no_completions(samples: bool) -> None:
+def test_a_run_proposes_its_replay_and_names_what_it_has_recorded(samples: bool) -> None:
     base = {"model": {"path": "m"}, "data": {"train": {"name": "t"}}, "algorithm": {"name": "a"}}
     policy: Any = SimpleNamespace(step=1, path=Path("run/checkpoints/step-000001"), has_optimizer=True)
     metrics = {1: {"step": 1, "loss/total": 2.5}}
-    lines = closing(from_mapping(base), Path("run"), metrics, policy, samples=samples)
-    assert ("mmrl replay run" in "\n".join(lines)) == samples
+    lines = closing(from_mapping(base), Path("run"), metrics, policy)
+    assert "mmrl replay run" in "\n".join(lines)
     assert lines[0] == "done       1 step; run" and "loss/total: 2.5 at step 1" in lines[1]
-    setup: Any = SimpleNamespace(source=SimpleNamespace(samples=samples))
+    setup: Any = SimpleNamespace(step_source=SimpleNamespace(samples=samples))
     evaluated = from_mapping(
         {**base, "data": {"train": {"name": "t"}, "eval": {"name": "t"}}, "rewards": [{"name": "r"}]}
     )
-    assert ("rollouts/" in _files(from_mapping(base), setup)) == samples
+    learned = "completions" if samples else "demonstrations with their log-probs"
+    assert f"rollouts/ the {learned}" in _files(from_mapping(base), setup)
     assert "evaluations/ the answers" in _files(evaluated, setup)
     assert _files(evaluated, setup).endswith("warnings and errors, if there are any, are in events.jsonl")
 

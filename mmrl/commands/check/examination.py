@@ -195,7 +195,7 @@ class _Examination:
         A row with damaged pixels is treated as in a run: it is left out, or too many of them are an error.
         """
         known, grid, errors = len(source.dropped), self.setup.media.grid, list[DataError]()
-        encoder, learns = self.setup.encoder, name == "train" and not self.setup.source.samples
+        encoder, learns = self.setup.encoder, name == "train" and not self.setup.step_source.samples
         learned, all_turns = self._demonstrated, self.setup.algorithm.needs().all_turns
         encode = partial(_learnable, encoder, all_turns, learned) if learns else encoder.encode
         spread = np.unique(np.linspace(0, len(source) - 1, min(len(source), ENCODED)).astype(int)).tolist()
@@ -229,7 +229,7 @@ class _Examination:
 
     def _references(self, name: str, source: PromptSource, row_sources: Sequence[str]) -> None:
         """Grade the reference answers by each reward that tells right from wrong on its rows."""
-        if name == "train" and not self.setup.source.samples:
+        if name == "train" and not self.setup.step_source.samples:
             return
         reports = list[dict[str, Any]]()
         accuracy = self.config.accuracy
@@ -373,7 +373,7 @@ class _Examination:
         source = self.setup.training
         self.config = self.setup.count_steps(source.num_rows if self._is_ahead else None)
         evaluated = len(self.setup.evaluation) if self.setup.evaluation is not None else 0
-        samples = self.setup.source.samples
+        samples = self.setup.step_source.samples
         arithmetic = Arithmetic(self.config, source.shares, source.longest, evaluated, samples=samples)
         self.report.add("batches", arithmetic.data(), arithmetic.lines())
         for warning in arithmetic.warnings():

@@ -79,7 +79,7 @@ def calibrate(config: Config, setup: RunSetup) -> Measured:
     )
     count = min(PROMPTS, -(-config.trainer.prompts_per_step // config.cluster.ranks))
     spec = setup.engine_spec(setup.algorithm)
-    engine = start_engine(replace(spec, config=alone, with_sampler=setup.source.samples))
+    engine = start_engine(replace(spec, config=alone, with_sampler=setup.step_source.samples))
     try:
         prompts = setup.prompts.each(setup.encoder.encode, count)
         _step(alone, setup, engine, prompts[:1])  # warms up
@@ -106,7 +106,7 @@ class _Step:
 
 def _step(config: Config, setup: RunSetup, engine: Engine, prompts: Sequence[EncodedPrompt]) -> _Step:
     clock = Clock()
-    if setup.source.samples:
+    if setup.step_source.samples:
         with ExitStack() as stack:
             with clock.phase("sync"):
                 sampler = stack.enter_context(engine.sampling())

@@ -71,7 +71,7 @@ class _Forecast:
             self.config = config = config.model_copy(update={"cluster": config.cluster.model_copy(update=cluster)})
         self.setup = RunSetup(config, media_folder, with_weights=assumptions.measure)
         self.kind: device.DeviceKind = "cuda" if assumptions.memory_bytes is not None else device.detect()
-        self.samples = self.setup.source.samples
+        self.samples = self.setup.step_source.samples
         self.group_size = config.sampler.group_size if self.samples else 1
         self.report.warnings += [*config_warnings(self.setup), *model_warnings(self.setup)]
         if (error := self.setup.refusal_on(self.kind)) is not None:

@@ -69,9 +69,9 @@ def replay(
     if is_what_if:
         config, changes, notes = _changed(run, files, overrides)
     setup = run.setup(config)
-    if setup.source is not (recorded := run.setup(run.config).source):
+    if setup.step_source is not (recorded := run.setup(run.config).step_source):
         raise ConfigError(
-            f"the run's groups are {recorded.groups}, and this algorithm learns from {setup.source.groups}",
+            f"the run's groups are {recorded.groups}, and this algorithm learns from {setup.step_source.groups}",
             where=f"algorithm: {config.algorithm.name}",
             remedy=f"choose one that learns from {recorded.groups}",
         )
