@@ -48,6 +48,7 @@ import pytest
 from mmrl.config.load import from_mapping
 from mmrl.config.sections import Config
 from mmrl.types import EncodedPrompt, Message, Prompt, RawImage, Rollout, Sample, Segment
+from tests.faults.harness import Nursery
 from tests.proofs import RESULTS, Notary, note
 from tests.warm_workers import Template, forked_from
 
@@ -422,14 +423,16 @@ def mmrl() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.fixture(scope="session")
-def warm_mmrl(
-    models: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
-    """``mmrl`` in a fork of a process that has imported vLLM and DeepSpeed, which takes longer than a tiny run."""
-    from tests.faults.harness import Nursery
-
+def nursery(models: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """A process that has imported vLLM and DeepSpeed, which takes longer than a tiny run, and forks itself for each."""
     with Nursery(tmp_path_factory.mktemp("nursery"), models("qwen2"), real=True) as nursery:
-        yield nursery.command
+        yield nursery
+
+
+@pytest.fixture(scope="session")
+def warm_mmrl(nursery: Nursery) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``mmrl`` in a fork of the nursery."""
+    return nursery.command
 
 
 @pytest.fixture

@@ -14,10 +14,14 @@ from safetensors.torch import load_file
 
 from tests.conftest import Plain
 from tests.faults.comparison import metrics
+from tests.faults.harness import Blow
 from tests.faults.runs import Runs, events, outcome, rollouts, steps
-from tests.runs.test_resumption import EVEN, KILLED
+from tests.runs.test_resumption import EVEN
 
 WORDS = ("<image>What digit is this?", "<image> and <image>, what is the sum?", "what is 3+4?", "<image>Is it a seven?")
+
+KILL = Blow(at=("point", "checkpoint.renamed", 2))
+"""Dealt when the checkpoint of step 1 is there, before the step is logged."""
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +29,6 @@ def runs(tmp_path_factory, models, picture) -> Runs:
     """Rows with no, one and two images."""
     folder = tmp_path_factory.mktemp("adapters")
     (folder / "even.py").write_text(EVEN)
-    (folder / "killed.py").write_text(KILLED)
     for index, size in enumerate([(64, 64), (100, 60), (60, 130)]):
         (folder / f"{index}.png").write_bytes(picture(*size).data)
     found = Runs(folder, models("qwen2_5_vl"))
@@ -83,10 +86,10 @@ def test_sampler_and_learner_agree_while_adapters_of_every_part_move(plain):
 
 
 @pytest.mark.full
-def test_adapters_go_on_to_the_same_bits_after_a_kill(plain, runs, household, warm_mmrl):
+def test_adapters_go_on_to_the_same_bits_after_a_kill(plain, runs, nursery, warm_mmrl):
     config = str(runs.config(**options(runs)))
-    killed = household.call("killed.py", "train", config, folder=runs.folder)
-    assert killed.returncode == -9 and steps(runs.folder / "run")[-1] == "step-000001", killed.stderr
+    killed = nursery.train([config], KILL)
+    assert killed.status == -9 and steps(runs.folder / "run")[-1] == "step-000001", killed.log
     done = warm_mmrl("train", config)
     assert done.returncode == 0, done.stderr
     expected, found = outcome(plain), outcome(runs.folder / "run")
@@ -125,7 +128,7 @@ def test_a_checkpoint_is_evaluated_as_the_run_did_and_exported_whole_or_as_an_ad
 
 
 @pytest.mark.full
-def test_weights_in_4_bits_are_sampled_go_on_after_a_kill_and_are_evaluated_as_the_run_did(runs, household, warm_mmrl):
+def test_weights_in_4_bits_are_sampled_go_on_after_a_kill_and_are_evaluated_as_the_run_did(runs, nursery, warm_mmrl):
     """Sampler and learner have the same unpacked weights, and a new process quantises to the same bits."""
     sections = options(runs)
     sections["model"]["quantize"] = "nf4"
@@ -136,8 +139,8 @@ def test_weights_in_4_bits_are_sampled_go_on_after_a_kill_and_are_evaluated_as_t
     logged = metrics(whole)
     assert all(logged[step]["mismatch/logprob_abs_max"] < 1e-4 for step in (1, 2)) and logged[2]["kl/reference"] > 1e-5
     config = str(runs.config("again4", **sections))
-    killed = household.call("killed.py", "train", config, folder=runs.folder)
-    assert killed.returncode == -9 and steps(again)[-1] == "step-000001", killed.stderr
+    killed = nursery.train([config], KILL)
+    assert killed.status == -9 and steps(again)[-1] == "step-000001", killed.log
     done = warm_mmrl("train", config)
     assert done.returncode == 0, done.stderr
     expected, found = outcome(whole), outcome(again)

@@ -114,16 +114,19 @@ def configs(folder: Path, models: Callable[[str], Path]) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def runs(configs: dict[str, Path], folder: Path, mmrl: Callable[..., Any]) -> dict[str, Run]:
-    """All runs, two at a time."""
+def runs(
+    configs: dict[str, Path], folder: Path, mmrl: Callable[..., Any], warm_mmrl: Callable[..., Any]
+) -> dict[str, Run]:
+    """All runs; the first is a fresh interpreter's, and others go beside it."""
 
-    def train(name: str) -> Run:
-        return Run(folder / name, mmrl("train", configs[name], *(["--profile"] if name == "second" else [])))
+    def train(name: str, command: Callable[..., Any] = warm_mmrl) -> Run:
+        return Run(folder / name, command("train", configs[name], *(["--profile"] if name == "second" else [])))
 
-    with ThreadPoolExecutor(2) as pool:
-        found = dict(zip(("sft", "text"), pool.map(train, ("sft", "text")), strict=True))
-        later = ("first", "second", "half")
-        found |= zip(later, pool.map(train, later), strict=True)
+    found = {"sft": train("sft")}
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(train, "first", mmrl)
+        found |= {name: train(name) for name in ("second", "half", "text")}
+        found["first"] = first.result()
     for run in found.values():
         assert run.process.returncode == 0, run.process.stderr
     return found
@@ -158,7 +161,7 @@ def test_a_run_directory_holds_the_contracts_files(runs):
     processor = {f"checkpoints/step-{step}/model/preprocessor_config.json" for step in ("000000", "000002")} | {"media"}
     evaluations = {f"evaluations/step-00000{step}.parquet" for step in range(3)}
     assert tree(runs["first"]) == always | rollouts | evaluations | processor
-    assert tree(runs["sft"]) == always | processor
+    assert tree(runs["sft"]) == always | processor | rollouts
     assert tree(runs["text"]) == always | rollouts | {"tensorboard"}
     hashes = {image["hash"] for step in (1, 2) for r in runs["first"].rollouts(step) for image in r["images"]}
     assert hashes <= {path.stem for path in (runs["first"].path / "media").iterdir()}

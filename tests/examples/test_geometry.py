@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +40,17 @@ def overrides(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[
 
 @pytest.fixture(scope="module")
 def runs(
-    overrides: Callable[[str], list[str]], mmrl: Callable[..., subprocess.CompletedProcess[str]]
+    overrides: Callable[[str], list[str]], warm_mmrl: Callable[..., subprocess.CompletedProcess[str]]
 ) -> dict[str, list[dict[str, Any]]]:
     """The metrics of both runs."""
 
     def train(name: str) -> list[dict[str, Any]]:
-        process = mmrl("train", EXAMPLES / f"{name}.yaml", *overrides(name))
+        process = warm_mmrl("train", EXAMPLES / f"{name}.yaml", *overrides(name))
         assert process.returncode == 0, process.stderr
         (run_dir,) = [word.partition("=")[2] for word in overrides(name) if "run_dir" in word]
         return [json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()]
 
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(NAMES, pool.map(train, NAMES), strict=True))
+    return {name: train(name) for name in NAMES}
 
 
 def test_the_warm_up_learns_from_worked_solutions_of_more_than_60_tokens(runs: Any) -> None:
