@@ -29,7 +29,7 @@ LOGITS_CHUNK_BYTES = {"cpu": 256 * 2**20, "cuda": 512 * 2**20}
 MERGED_AT_ONCE = {"cpu": 2**19, "cuda": 2**24}
 """Elements of a weight into which an adapter is merged at once: as many as a CPU's cache holds, and on a GPU so many
 that they keep it busy and take little memory in float32."""
-FEATURE_BYTES = {"cpu": 512 * 2**20, "cuda": 2**31}
+IMAGE_FEATURE_BYTES = {"cpu": 512 * 2**20, "cuda": 2**31}
 """Image features that are kept for a step if the vision tower is not trained."""
 READING_THREADS = {"cpu": 0, "cuda": 4}
 """Threads of a rank that read images ahead: beside a GPU, the host's cores have nothing else to do."""

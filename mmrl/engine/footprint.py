@@ -177,13 +177,13 @@ class PlannedModel:
         return layer_weights(quantized=quantized, adapted=adapted, width=self.width, merged_at_once=at_once)
 
     def _image_features(self, config: Config, rows: Sequence[Work]) -> int:
-        """Bytes of image features, kept for a step if the tower is not trained; see ``device.FEATURE_BYTES``."""
+        """Bytes of image features, kept for a step if the tower is not trained; see ``device.IMAGE_FEATURE_BYTES``."""
         if (tower := self.shape.tower) is None or self.training.reaches("projector"):
             return 0
         tokens = (
             sum(row.patches for row in rows) * config.learner.minibatches // (config.cluster.ranks * tower.merge**2)
         )
-        return min(tokens * tower.mergers * tower.out * self.width, device.FEATURE_BYTES[self.kind])
+        return min(tokens * tower.mergers * tower.out * self.width, device.IMAGE_FEATURE_BYTES[self.kind])
 
     def _sampler_extra(self, config: Config) -> int:
         """Bytes for vLLM beside weights and cache."""

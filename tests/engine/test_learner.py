@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from mmrl.cluster.launch import start_engine
-from mmrl.engine.device import FEATURE_BYTES
+from mmrl.engine.device import IMAGE_FEATURE_BYTES
 from mmrl.engine.learner import learner_settings
 from mmrl.engine.learner.collation import Collator
 from mmrl.engine.spec import EngineSpec
@@ -311,7 +311,7 @@ def test_a_frozen_tower_sees_each_image_once_a_step(stage, start, rows, case, mo
     assert sum(passes) == 3 + 1  # and the blank one
     again, _ = step(engine)
     assert sum(again) == 3 + 1  # features are kept for one step
-    monkeypatch.setitem(FEATURE_BYTES, "cpu", 0)
+    monkeypatch.setitem(IMAGE_FEATURE_BYTES, "cpu", 0)
     passes, expected = step(start(**settings))
     assert sum(passes) > 12
     for one, other in zip(found, expected, strict=True):
@@ -350,7 +350,7 @@ def test_two_ranks_keep_features_of_different_images_in_step(room, vision, ray_a
 def _limit_features(_: Any, room: int) -> None:
     from mmrl.engine import device
 
-    device.FEATURE_BYTES["cpu"] = room
+    device.IMAGE_FEATURE_BYTES["cpu"] = room
 
 
 class EntropyBonus(Algorithm):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmrl.engine.device import FEATURE_BYTES
+from mmrl.engine.device import IMAGE_FEATURE_BYTES
 from mmrl.ops.packing import Item, plan_microbatches, units_of
 from mmrl.step.learn import LearnSettings, finished, learn
 from mmrl.types import ENVIRONMENT, Rollout, RolloutGroup, ScoredGroup
@@ -95,8 +95,8 @@ def test_a_frozen_tower_sees_each_image_of_an_observation_once_a_step(stage, sta
     model = {"freeze": ["vision", "projector"]}
     hashes = {ref.hash for sample in case.samples for ref in sample.all_images}
     engine = start(learner=settings, model=model, algorithm={"kl": {"coef": 0.1}})
-    for room, most in ((FEATURE_BYTES["cpu"], len(hashes) + 1), (0, None)):
-        monkeypatch.setitem(FEATURE_BYTES, "cpu", room)
+    for room, most in ((IMAGE_FEATURE_BYTES["cpu"], len(hashes) + 1), (0, None)):
+        monkeypatch.setitem(IMAGE_FEATURE_BYTES, "cpu", room)
         with engine.learning() as learner:
             passes = count_images(learner.policy)
             before, reference = (

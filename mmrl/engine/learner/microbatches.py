@@ -37,9 +37,9 @@ class Microbatches:
         self._collate, self._engine, self._cost, self._folder = collator, engine, cost, folder
         self.budget = budget
         self._idle = idle_sample(folder)
-        self._features: dict[str, Features] = {}
-        self._keeps_features = collator.share and folder.family.vision and not cost.trains_tower
-        self._estimate = UnitCost(folder, tower=not self._keeps_features)
+        self._image_features: dict[str, Features] = {}
+        self._keeps_image_features = collator.share and folder.family.vision and not cost.trains_tower
+        self._estimate = UnitCost(folder, tower=not self._keeps_image_features)
 
     def plan(self, samples: Sequence[Sample], budget: int) -> list[list[int]]:
         """This rank's micro-batches, empty ones at the end where other ranks have more."""
@@ -49,7 +49,7 @@ class Microbatches:
 
         rows = plan_microbatches(self._collate.units(samples, budget), budget, cost)
         plan = [[index for unit in row for index in unit.indices] for row in rows]
-        if not self._features:
+        if not self._image_features:
             self._collate.announce(ref for row in plan for i in row for ref in samples[i].all_images)
         most = torch.tensor(len(plan), device=self._engine.device)
         torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
@@ -57,10 +57,10 @@ class Microbatches:
 
     def inputs(self, samples: Sequence[Sample]) -> PackedInputs:
         """The packed row of a micro-batch; an idle sample is at its end where it needs one, see ``idle_sample``."""
-        reads = self._folder.family.vision and not self._features
+        reads = self._folder.family.vision and not self._image_features
         lacks = reads and not any(sample.all_images for sample in samples)
         idle = [self._idle] if lacks or not samples else []
-        return self._collate([*samples, *idle], self._features)
+        return self._collate([*samples, *idle], self._image_features)
 
     @torch.no_grad()
     def remember_images(self, samples: Sequence[Sample]) -> list[int]:
@@ -71,19 +71,19 @@ class Microbatches:
         Returns:
             Operations of each round.
         """
-        if not self._keeps_features:
+        if not self._keeps_image_features:
             return []
         refs = {ref.hash: ref for ref in (BLANK, *(ref for sample in samples for ref in sample.all_images))}
-        new = [ref for name, ref in refs.items() if name not in self._features]
+        new = [ref for name, ref in refs.items() if name not in self._image_features]
         sizes = [self._folder.image_tokens(ref.width, ref.height) for ref in new]
         batches = [[new[i] for i in part] for part in first_fit(sizes, self.budget.tokens)]
-        known = sum(feature.nbytes for features in self._features.values() for feature in features)
-        room = device.FEATURE_BYTES[self._engine.device.type] - known
+        known = sum(feature.nbytes for features in self._image_features.values() for feature in features)
+        room = device.IMAGE_FEATURE_BYTES[self._engine.device.type] - known
         is_too_much = sum(sizes) * self._cost.image_token_bytes(self._engine.module.model.dtype.itemsize) > room
         most = torch.tensor([len(batches), is_too_much], device=self._engine.device)
         torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
         if most[1]:
-            self._features.clear()
+            self._image_features.clear()
             return []
         self._engine.eval()
         self._collate.announce(ref for batch in batches for ref in batch)
@@ -92,12 +92,12 @@ class Microbatches:
             batch = batches[number] if number < len(batches) else [BLANK]
             images = self._collate.images(batch)
             flops.append(self._cost.tower_flops(images))
-            self._features |= {ref.hash: found for ref, found in zip(batch, self._engine(images), strict=True)}
+            self._image_features |= {ref.hash: found for ref, found in zip(batch, self._engine(images), strict=True)}
         return flops
 
     def forget_images(self) -> None:
         """Drop the features of images, so that the next step is computed as in a fresh process."""
-        self._features.clear()
+        self._image_features.clear()
 
 
 def values_of(values_T: torch.Tensor, parts: Sequence[TrainingRow] | Sequence[Sample]) -> list[FloatArray]:

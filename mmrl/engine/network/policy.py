@@ -72,10 +72,10 @@ class Policy(torch.nn.Module):
         One method does both, as DeepSpeed hooks into this one.
         """
         if isinstance(inputs, UniqueImages):
-            return self._features(inputs)
+            return self._image_features(inputs)
         images: dict[str, Any] = {}
         if inputs.images is not None:
-            features = self._features(inputs.images) if isinstance(inputs.images, UniqueImages) else inputs.images
+            features = self._image_features(inputs.images) if isinstance(inputs.images, UniqueImages) else inputs.images
             images["mm_encoder_outputs"] = {"image": self._folder.images.encoded(features)}
         for router in self.routers:
             router.routing = inputs.routing
@@ -94,7 +94,7 @@ class Policy(torch.nn.Module):
         )
         return found if written_W is None else tuple(_spread(each, written_W, inputs.targets_T) for each in found)
 
-    def _features(self, images: UniqueImages) -> list[Features]:
+    def _image_features(self, images: UniqueImages) -> list[Features]:
         """The vision tower's features of the images, one entry per place."""
         form = self._folder.images
         features = form.features(self.model.base_model, images.pixels, images.grids_U3, images.derived)
