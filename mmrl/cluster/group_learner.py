@@ -62,7 +62,10 @@ class GroupLearner(Learner):
         prompts = {id(sample.prompt): sample.prompt for sample in samples}
         known = {key: bare(prompt) for key, prompt in prompts.items()}
         jobs = [
-            PackedSamples(Sample(known[id(samples[index].prompt)], samples[index].segments) for index in share)
+            PackedSamples(
+                Sample(known[id(sample.prompt)], sample.segments, experts=sample.experts)
+                for sample in (samples[index] for index in share)
+            )
             for share in shares
         ]
         own = [[ref for sample in job for ref in sample.all_images] for job in jobs]

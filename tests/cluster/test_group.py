@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -204,6 +205,21 @@ def test_samples_of_a_prompt_stay_together_and_answers_keep_their_order(group_of
     assert (result.flops, result.memory_bytes) == (111, 50)  # of all ranks, and of the one that took most
     shares = [[s.prompt.id for s in call[1]] for w in fakes.workers for call in w.calls if call[0] == "score"]
     assert sorted(map(sorted, shares)) == [["a", "a"], ["b", "b", "c"], ["d"]]
+
+
+def test_the_experts_that_a_sample_knows_reach_its_rank(group_of):
+    known = np.arange(5 * 2 * 3, dtype=np.int32).reshape(5, 2, 3)
+    samples = [replace(sample("a", 1, 2), experts=known), sample("b", 2, 2)]
+    fakes = FakeRanks(["x"])
+    with group_of(fakes).learning() as learner:
+        policy = learner.network("policy")
+        policy.score(samples)
+        policy.update([TrainingRow(each, 1.0, each.mask, {"advantages": np.ones(2)}) for each in samples])
+    sent = [call[1] for call in fakes.workers[0].calls if call[0] in ("score", "update")]
+    scored, rows = pickle.loads(pickle.dumps(sent))
+    for first, second in (scored, [row.sample for row in rows]):
+        np.testing.assert_array_equal(first.experts, known)
+        assert second.experts is None
 
 
 class Knows(Learner):
