@@ -107,7 +107,7 @@ def _prompt_hashes(run: ViewedRun, kind: str, step: int, file: Path) -> Any:
 
 def _of_prompt(run: ViewedRun, kind: str, step: int, prompt_id: str) -> list[IndexedGroup]:
     of_group = ("group", "epoch", "prompt_id", "prompt", "messages", "answer", "images")
-    fields = of_group, ("index", "greedy", "completion", "reward", "rewards", "valid")
+    fields = of_group, ("index", "greedy", "completion", "reward", "rewards", "valid", "weight_version")
     return [each for each in run.pages(kind, step).index(*fields) if each.of_group["prompt_id"] == prompt_id]
 
 
@@ -118,7 +118,7 @@ def _history(run: ViewedRun, kind: str, step: int, group: IndexedGroup) -> Docum
             "index": index,
             "greedy": rollouts["greedy"][place],
             "text": head(rollouts["completion"][place], LONG_HEAD),
-            "reward": rollouts["reward"][place],
+            "reward": _reward(rollouts, place),
             "right": is_right(rollouts["rewards"][place], rollouts["valid"][place], accuracy),
         }
         for place, index in enumerate(rollouts["index"])
@@ -211,6 +211,12 @@ def _group_entry(kind: str, found: IndexedGroup) -> Document:
     }
 
 
+def _reward(rollouts: Mapping[str, Sequence[Any]], place: int) -> float | None:
+    """The reward of a rollout; None if nobody sampled it."""
+    reward: float = rollouts["reward"][place]
+    return None if rollouts["weight_version"][place] == GIVEN else reward
+
+
 def _asked(of_group: Mapping[str, Any], characters: int = HEAD) -> Document:
     """The question of a group's prompt, shortened, with its images and its answer."""
     users = (each["content"] for each in reversed(of_group["messages"]) if each["role"] == "user")
@@ -227,10 +233,7 @@ def _columns(rollouts: Mapping[str, Sequence[Any]], accuracy: str | None) -> dic
     return {
         "index": list(rollouts["index"]),
         "greedy": list(rollouts["greedy"]),
-        "reward": [
-            None if version == GIVEN else reward
-            for reward, version in zip(rollouts["reward"], rollouts["weight_version"], strict=True)
-        ],
+        "reward": [_reward(rollouts, place) for place in range(len(reasons))],
         "length": list(rollouts["mask"]),
         "turns": [1 if each is None else each for each in rollouts["turn_rewards"]],
         "finish_reason": list(reasons),

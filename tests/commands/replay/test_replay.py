@@ -23,6 +23,7 @@ from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.runs.monitoring import recorded_alarms
 from mmrl.viewer.folder import ViewedRun
 from mmrl.viewer.groups import group_document
+from mmrl.viewer.steps import prompt_document
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.runs import REWARDS, Runs, fake, records, rollouts
 
@@ -556,6 +557,8 @@ def test_a_run_on_demonstrations_is_replayed_as_any_other(name, runs: Runs, repl
     (member,) = document["members"]
     assert document["why"] == "The dataset's own; trained on." and member["reward"] is None
     assert "learner_logprob" in member["tokens"] and not {"sampler_logprob", "gap"} & member["tokens"].keys()
+    (shown, *_) = prompt_document(ViewedRun(run), document["prompt_id"])
+    assert [member["reward"] for member in shown["members"]] == [None]
     monitor = Counting(Counting.Config())
     assert list(recorded_alarms(run, load_recorded(run), lambda *fault: None, {"counting": monitor})) == []
     assert monitor.seen == {1: 0, 2: 0}  # a monitor is shown what is sampled
