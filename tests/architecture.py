@@ -57,11 +57,14 @@ STEP_PARTS = {"Updater", "TrainBatch", "demonstrations_batch", "assign_credit", 
 WORD = "quokka"
 ROW = {"id": WORD, "problem": "<image>Where is the quokka?", "answer": WORD, "images": ["quokka.png"]}
 MODEL = """
-import sys
-from PIL import Image
+from importlib.util import find_spec
 from pathlib import Path
-from mmrl.engine.aids.tiny_model import write_model
+from PIL import Image
 
+if find_spec("mmrl.engine.aids"):
+    from mmrl.engine.aids.tiny_model import write_model
+else:  # before the engine had folders
+    from mmrl.engine.tiny_model import write_model
 write_model(Path("model"), "qwen2_5_vl")
 Image.effect_noise((56, 56), 99).save("quokka.png")
 """
