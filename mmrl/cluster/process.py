@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from mmrl.engine import device
 from mmrl.errors import OldNameWarning
@@ -41,7 +41,27 @@ def prepare_process(*, verbose: bool = False) -> device.DeviceKind:
     for category in (FutureWarning, DeprecationWarning, UserWarning):
         warnings.simplefilter("ignore", category)
     warnings.simplefilter("default", OldNameWarning)  # one of FutureWarning, and meant for whoever wrote a plugin
+    _show_warnings_once()
     return kind
+
+
+def _show_warnings_once() -> None:
+    """Show a warning of a line once. Python does so too, and forgets it whenever anyone changes a filter."""
+    shown, show = set[tuple[str, str, int]](), warnings.showwarning
+
+    def once(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if (key := (str(message), filename, lineno)) not in shown:
+            shown.add(key)
+            show(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = once  # the hook that Python's documentation names for this
 
 
 @contextlib.contextmanager

@@ -217,7 +217,7 @@ class Algorithm(Plugin):
 
     Attributes:
         source: ``rollouts`` samples completions from the policy and scores them; ``demonstrations`` takes the
-            dataset's own completions. Each is a group of one, of reward 0; ``credit`` gives it its advantage, as 1.
+            dataset's own completions, each a group of one with reward 0, to which ``credit`` gives an advantage.
     """
 
     source: ClassVar[Literal["rollouts", "demonstrations"]] = "rollouts"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,21 +45,30 @@ def assign_credit(algorithm: Algorithm, batch: Batch) -> Credit:
     """
     with plugin_errors(algorithm, "credit"):
         with absent_columns(algorithm, "credit", batch):
-            credit = _asked(algorithm, batch)
+            credit = credit_of(algorithm, batch)
         _check_credit(algorithm, batch, credit)
     return credit
 
 
-def _asked(algorithm: Algorithm, batch: Batch) -> Credit:
-    """The algorithm's credit. Version 0.2.0 gave demonstrations advantage 1 without asking, so one that is not there
-    is that, with a warning, until the next version."""
-    try:
-        return algorithm.credit(batch)
-    except NotImplementedError:
-        if batch.components:
-            raise
-        warn_of_old_name("a credit that raises NotImplementedError for demonstrations", "one that answers ones")
+def credit_of(algorithm: Algorithm, batch: Batch) -> Credit:
+    """The algorithm's answer, which nothing has checked.
+
+    Version 0.2.0 gave every demonstration advantage 1 and did not ask. Until the next version, with a warning, an
+    algorithm that learns from demonstrations gets that if its ``credit`` raises NotImplementedError or is inherited
+    from an algorithm that learns from something else.
+    """
+    if algorithm.source == "demonstrations":
+        owner = next(each for each in type(algorithm).__mro__ if "credit" in vars(each))
+        is_own = owner is type(algorithm) or getattr(owner, "source", None) == algorithm.source
+        with contextlib.suppress(NotImplementedError):
+            if is_own:
+                return algorithm.credit(batch)
+        name = type(algorithm).__name__
+        warn_of_old_name(
+            f"{name}: advantage 1 of a demonstration that no credit is asked for", "that of its own credit"
+        )
         return Credit(np.ones(len(batch.masks)))
+    return algorithm.credit(batch)
 
 
 def _check_credit(algorithm: Algorithm, batch: Batch, credit: Credit) -> None:

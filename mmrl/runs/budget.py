@@ -17,6 +17,8 @@ _RECORD_BYTES_PER_TOKEN = 24
 _RECORD_BYTES_PER_NUMBER = 4
 """A float32's bytes in RUN/rollouts: each of several optimizer steps adds a log-prob and an entropy."""
 _RECORD_BYTES_PER_PROMPT_TOKEN = 8
+_RECORD_BYTES_PER_STEP = 20_000
+"""A file's schema and the heads of its columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +193,7 @@ def disk(
     epochs = config.learner.epochs if config.learner.minibatches * config.learner.epochs > 1 else 0
     token_bytes = _RECORD_BYTES_PER_TOKEN + 2 * epochs * _RECORD_BYTES_PER_NUMBER
     rollouts = int(completions * (tokens * token_bytes + prompt_bytes / size))
+    rollouts += trainer.steps * _RECORD_BYTES_PER_STEP
     answers = _evaluations(config) * evaluated * trainer.eval_samples
     rollouts += int(answers * (config.max_completion_tokens * _RECORD_BYTES_PER_TOKEN + prompt_bytes))
     # One more than are kept: the oldest is removed after the newest is whole.

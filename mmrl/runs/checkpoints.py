@@ -245,13 +245,11 @@ class Checkpoints:
                 remedy="make the folder writable, or move the checkpoint away",
             ) from error
 
-    def write(
-        self, step: int, fill: Callable[[Path], object], roles: Mapping[str, NetworkFiles] = POLICY_ALONE
-    ) -> Checkpoint:
+    def write(self, step: int, fill: Callable[[Path], Mapping[str, NetworkFiles] | None]) -> Checkpoint:
         """Commit the files that ``fill`` puts into a folder; with an error nothing has changed.
 
         Args:
-            roles: The networks among them; read when the folder is filled.
+            fill: Answers the networks among the files by role; None is the policy alone.
 
         Raises:
             ResourceError: The disk is full or cannot be written.
@@ -262,7 +260,7 @@ class Checkpoints:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
             failpoints.reach("checkpoint.begin")
-            fill(temporary)
+            roles = fill(temporary) or POLICY_ALONE
             failpoints.reach("checkpoint.filled")
             _seal(temporary, step, roles)
             failpoints.reach("checkpoint.sealed")

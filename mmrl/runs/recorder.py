@@ -138,14 +138,13 @@ class RunRecorder:
             "fingerprints": self._fingerprints,
         }
 
-        roles: dict[str, NetworkFiles] = {}
-
-        def fill(folder: Path) -> None:
-            roles.update(learner.save(folder))
+        def fill(folder: Path) -> Mapping[str, NetworkFiles]:
+            roles = learner.save(folder)
             write_json(folder / "state" / RUN_STATE, Redactor().plain(record))
             self._directory.sync()
+            return roles
 
-        self._checkpoints.write(step, fill, roles)
+        self._checkpoints.write(step, fill)
         prune(self._config, self._directory, self._scores)
 
     def event(self, kind: str, **fields: Any) -> None:

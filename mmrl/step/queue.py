@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,12 @@ from mmrl.rollout.records import group_records, read_groups
 from mmrl.step.gather import Source
 from mmrl.system.clock import Clock
 
-DEPTH = 0
-"""Steps that are gathered before the one at the head is learned from: none, so each has the newest weights."""
 REACHED = "rows_reached"
 """The key of a state that only a run has whose rows were not all measured at the start."""
 
 
 class StepQueue:
-    """Gathers steps and hands them out, oldest first.
+    """Gathers steps and hands them out. Its depth is 0: a step is gathered when it is taken, with the newest weights.
 
     A checkpoint keeps its place in the rows, and the groups that skipped steps have left for the next one.
 
@@ -32,7 +29,6 @@ class StepQueue:
 
     def __init__(self, config: TrainerConfig, source: Source, train: PromptSource) -> None:
         self._config, self._source, self._train = config, source, train
-        self._steps = deque[SampledStep]()
         train.restore(())
         self._prompts: PromptPrefetcher[Any] = PromptPrefetcher(train, train.order(config.seed), source.make)
 
@@ -42,14 +38,12 @@ class StepQueue:
         return self._prompts.position
 
     def take(self, step: int, clock: Clock) -> SampledStep:
-        """The step at the head.
+        """The step's groups.
 
         Raises:
             MMRLError: As ``Source.gather``.
         """
-        while len(self._steps) <= DEPTH:
-            self._steps.append(self._source.gather(step + len(self._steps), self._prompts.draw, clock))
-        return self._steps.popleft()
+        return self._source.gather(step, self._prompts.draw, clock)
 
     def prepare(self, step: int) -> None:
         """Begin to make the prompts of the step after this one, if there is one."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from mmrl.errors import PluginError, plugin_errors
 from mmrl.interfaces import Aggregation, Algorithm, Needs, RunFacts, served_needs
+from mmrl.ops.objective import credit_of
 from mmrl.plugin_host import registry
 from mmrl.policy_gradient import PolicyGradient
 from mmrl.testing.batches import odd_batches, padded, polluted, random_batch, reordered, without
@@ -199,7 +200,7 @@ class _Subject:
         record = RecordedBatch(batch, self.needs).batch
         before = copy.deepcopy(record)
         with plugin_errors(self.algorithm, "credit"):
-            copy.deepcopy(self.algorithm).credit(record)
+            credit_of(copy.deepcopy(self.algorithm), record)
         for name in record.__dataclass_fields__:
             if not _equal(getattr(before, name), getattr(record, name)):
                 remedy = "make a new array instead (rewards = batch.rewards - 1, not -=)"

@@ -30,7 +30,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from mmrl.errors import ConfigError
-from mmrl.interfaces import PluginConfig, Reward, RunFacts
+from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import EncodedPrompt, FloatArray, ImageRef, Rollout, Score
 from mmrl_rewards.answers import first_read, last_boxed, last_tagged, reply_text, unmarked_answer
 from mmrl_rewards.box_scale import Box, BoxedRow, Scale, factors, warnings_about
@@ -74,9 +74,8 @@ class IoU(Reward):
                 raise ValueError("needs reference_scale and answer_scale together: file, resized, 1000 or 1 each")
             return self
 
-    def check(self, run: RunFacts) -> Sequence[str]:
+    def prepare(self) -> None:
         _matching()
-        return ()
 
     def score_one(self, rollout: Rollout) -> Score | None:
         reference, by = self._references(rollout.answer), self._factors(rollout.images)

@@ -193,15 +193,35 @@ def test_credit_that_does_not_fit_the_batch_is_the_algorithms_fault(credit, mess
     assert "Weighted.credit " in caught.value.what
 
 
+class Imitating(Weighted):
+    source = "demonstrations"
+
+
+class Taught(Imitating):
+    def credit(self, batch):
+        return Credit(np.full(3, 2.0))
+
+
+class Inheriting(Taught):
+    pass
+
+
 def test_demonstrations_may_lack_a_credit_for_one_more_version(batch, monkeypatch):
+    """A credit that is inherited from an algorithm that samples was not asked in 0.2.0 either."""
+    with pytest.warns(OldNameWarning, match="Imitating: advantage 1 of a demonstration"):
+        assert assign_credit(Imitating({}), batch).advantages.tolist() == [1, 1, 1]
+    for kind in (Taught, Inheriting):
+        assert assign_credit(kind({}), batch).advantages.tolist() == [2, 2, 2]
+
     def credit(self, batch):
         raise NotImplementedError
 
+    monkeypatch.setattr(Taught, "credit", credit)
+    with pytest.warns(OldNameWarning, match="that of its own credit"):
+        assert assign_credit(Taught({}), batch).advantages.tolist() == [1, 1, 1]
     monkeypatch.setattr(Weighted, "credit", credit)
-    with pytest.warns(OldNameWarning, match="one that answers ones"):
-        assert assign_credit(Weighted({}), replace(batch, components={})).advantages.tolist() == [1, 1, 1]
     with pytest.raises(PluginError, match="NotImplementedError"):
-        assign_credit(Weighted({}), replace(batch, components={"right": batch.rewards}))
+        assign_credit(Weighted({}), batch)
 
 
 def test_credit_may_be_anything_where_no_token_is_in_the_loss(batch, monkeypatch):

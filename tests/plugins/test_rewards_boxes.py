@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from mmrl.errors import ConfigError
-from mmrl.interfaces import RunFacts
 from mmrl.rollout.rewards.worker import call
 from mmrl.testing import check_reward
 from mmrl.testing.rollouts import make_rollouts
@@ -57,11 +56,10 @@ def test_a_box_is_the_same_in_every_scale(reference, answer):
         assert scored(made(), BOXES[reference], json.dumps(BOXES[answer]), PHOTO) < 0.9
 
 
-def test_without_scipy_a_run_is_refused_before_it_starts(monkeypatch):
+def test_without_scipy_no_worker_of_the_reward_starts(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    facts = RunFacts(group_size=2, prompts_per_step=2, max_new_tokens=8, updates_per_batch=1, rewards=("iou",))
     with pytest.raises(ConfigError, match="the package scipy, which is not installed") as caught:
-        made().check(facts)
+        made().prepare()
     assert "mmrl-train[iou]" in caught.value.remedy
 
 

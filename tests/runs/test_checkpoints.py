@@ -235,16 +235,15 @@ def test_nothing_is_hashed_of_a_checkpoint_whose_sizes_are_wrong(store, monkeypa
 
 
 def test_its_networks_are_those_that_were_saved_and_each_has_an_optimizer_to_drop(store):
-    roles: dict[str, NetworkFiles] = {}
-
-    def save(folder: Path) -> None:
-        for role in ("policy", "critic"):
-            roles[role] = files = NetworkFiles.of(role)
+    def save(folder: Path) -> dict[str, NetworkFiles]:
+        roles = {role: NetworkFiles.of(role) for role in ("policy", "critic")}
+        for role, files in roles.items():
             for path in (folder / files.model / "a", folder / files.state / "optimizer-0", folder / files.state / "b"):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(role)
+        return roles
 
-    written = store.write(6, save, roles)
+    written = store.write(6, save)
     manifest = Manifest.read((written.path / "manifest.json").read_text())
     assert manifest.roles == {"policy": NetworkFiles(), "critic": NetworkFiles("critic/model", "critic/state")}
     written.drop_optimizer()

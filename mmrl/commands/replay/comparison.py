@@ -86,6 +86,7 @@ def reward_part(
         for group, scored in zip(record.groups, now, strict=True)
         for was, scores in both_with_greedy(group.credited.scored, scored)
         for member in range(len(was.rewards))
+        if not was.is_given  # nothing has scored it
     ]
     found = [each for pair in pairs for each in _reward_differences(*pair, explain, totals_only=totals_only)]
     return Part("rewards", "rollouts", len(pairs), found)

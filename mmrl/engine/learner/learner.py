@@ -159,7 +159,7 @@ def _load_policy(spec: EngineSpec, kind: device.DeviceKind, precision: str, *, t
             with_weights=torch.distributed.get_rank() == 0,
             quantize=lora is not None and config.model.quantize is not None,
         )
-    return policy  # noqa: RET504 (the block may keep an error until it ends)
+    return policy  # noqa: RET504 (the block raises at its end what went wrong on a rank)
 
 
 def _engine(policy: Policy, settings: dict[str, Any], *, checkpoints: bool) -> Any:
