@@ -231,7 +231,7 @@ def write_config(folder: Path, case: str) -> Path:
         config["learner"] |= {"zero_stage": 3}
     if case.endswith("sft"):
         del config["sampler"], config["rewards"]
-        config["data"]["train"] |= {"demonstration": "written"}
+        config = merged(config, {"data": {"train": config["data"]["train"] | {"demonstration": "written"}}})
     text = json.dumps(config, indent=1)
     for name in ("models/", "rows.jsonl", "seen.jsonl", "plugins.py"):
         text = text.replace(f'"{name}', f'"{folder / name}' + "/" * name.endswith("/"))
