@@ -9,12 +9,14 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from mmrl.commands.arguments import chosen_steps
 from mmrl.commands.printing import answer
 from mmrl.errors import ConfigError, plural
+from mmrl.token_columns import COLUMNS
 from mmrl.types import GIVEN
 
 _WIDTH = 110
@@ -51,7 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     seen = shown = 0
     for step, file in _files(arguments.run_dir, arguments.step):
         for recorded in read_lines(file):
-            record = recorded if step is None else {"step": step, **recorded}
+            record = {} if step is None else {"step": step}
+            record |= _known(recorded)
             seen += 1
             if not all(condition.holds(record) for condition in conditions):
                 continue
@@ -77,12 +80,30 @@ def _files(path: Path, wanted: Sequence[str]) -> list[tuple[int | None, Path]]:
     return [(step, file) for step, file in found if step in chosen]
 
 
+def _known(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A record without the numbers that stand in for those of a sampler and of rewards where nobody sampled."""
+    if record["weight_version"] != GIVEN:
+        return record
+    return {**record, "reward": None, **{column.record: [] for column in COLUMNS if column.known == "sampled"}}
+
+
+def _learned(record: Mapping[str, Any]) -> list[str]:
+    """The texts of a demonstration of which several turns are learned; none of any other record."""
+    segments = record.get("segments")
+    authors = [each["by_policy"] for each in segments] if segments else [own for own, _ in groupby(record["mask"])]
+    if record["weight_version"] != GIVEN or (turns := authors.count(True)) < 2:
+        return []
+    before = [each["content"] for each in record["messages"] if each["role"] == "assistant"]
+    return [*before, record["completion"]][-turns:]
+
+
 def _lines(record: Mapping[str, Any], step: int | None) -> Iterator[str]:
     """A rollout for a person."""
     place = "" if step is None else f"step {step}, "
     kind = "demonstration" if record["weight_version"] == GIVEN else f"rollout {record['index']}"
     member = "greedy" if record["greedy"] else kind
-    turns = len(record.get("episode", ()))
+    episode, learned = record.get("episode"), _learned(record)
+    turns = len(episode or learned)
     marks = [plural(turns, "turn")] if turns else []
     marks += [plural(len(record["token_ids"]), "token"), record["finish_reason"]]
     marks += [] if record["valid"] else ["unscored"]
@@ -91,8 +112,9 @@ def _lines(record: Mapping[str, Any], step: int | None) -> Iterator[str]:
     if record["weight_version"] != GIVEN:  # nothing scores what nobody sampled
         parts = ", ".join(f"{name} {_number(value)}" for name, value in record["rewards"].items())
         yield f"    reward {_number(record['reward'])}" + (f" ({parts})" if parts else "")
-    if not (episode := record.get("episode")):
+    if not turns:
         yield f"    {_shortened(record['completion'])}"
+    yield from (f"    turn {number}: {_shortened(text)}" for number, text in enumerate(learned, start=1))
     for number, turn in enumerate(episode or (), start=1):
         yield from _turn_lines(number, turn)
     if failure := record.get("failure"):

@@ -33,7 +33,7 @@ class Batch:
         old_logprobs: B arrays (T_i,), the learner's before the update; None unless ``needs`` asked or several
             optimizer steps follow.
         reference_logprobs: B arrays (T_i,); None unless ``needs`` asked.
-        sampler_logprobs: B arrays (T_i,) as the sampler reported them.
+        sampler_logprobs: B arrays (T_i,) as the sampler reported them; zeros for what nobody sampled.
         values: B arrays (T_i,), the critic's for each position that predicts a token; None unless ``needs`` asked, and
             always today.
         final_values: (B,) the critic's after the last token; always None today.

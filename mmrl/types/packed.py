@@ -46,7 +46,7 @@ class PackedTokens:
     Attributes:
         logprobs_T: Current log-probs at the sampling temperature, with gradient.
         old_logprobs_T: Before the step, detached; the current ones where they are not computed.
-        sampler_logprobs_T: As the sampler reported them.
+        sampler_logprobs_T: As the sampler reported them; zeros for what nobody sampled.
         reference_logprobs_T: None without a reference policy.
         advantages_T: Detached.
         mask_T: bool, tokens in the loss.
