@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -28,8 +29,11 @@ from mmrl.commands.replay.environments import ReplayedEnvironment
 from mmrl.commands.replay.recorded_run import RecordedRun, load_recorded
 from mmrl.commands.replay.report import StepReport, WhatIf
 from mmrl.commands.replay.rerun import Rerun, Rules, rerun
+from mmrl.config.plugin_specs import PluginSpec
 from mmrl.config.sections import Config
 from mmrl.errors import ConfigError, DataError, plural
+from mmrl.interfaces import Algorithm
+from mmrl.plugin_host import registry
 from mmrl.rollout.batch import with_greedy
 from mmrl.rollout.episodes.scoring import EpisodeScoring, score_episodes
 from mmrl.rollout.records import RecordedStep
@@ -38,6 +42,7 @@ from mmrl.rollout.rewards.scorer import Scorer, Scoring
 from mmrl.runs.history import metrics_of, read_ledger
 from mmrl.runs.resumption import Change, changed_config, plain_config
 from mmrl.runs.run_warnings import config_warnings
+from mmrl.step.gather import SOURCES
 from mmrl.types import ScoredGroup
 
 REPLAYED = ("rewards", "algorithm", "environment.weights", "trainer.eval_metric")
@@ -68,13 +73,15 @@ def replay(
     is_what_if = bool(files or overrides)
     if is_what_if:
         config, changes, notes = _changed(run, files, overrides)
-    setup = run.setup(config)
-    if setup.step_source is not (recorded := run.setup(run.config).step_source):
+    recorded, asked = (_groups_of(each.algorithm) for each in (run.config, config))
+    if asked != recorded:
         raise ConfigError(
-            f"the run's groups are {recorded.groups}, and this algorithm learns from {setup.step_source.groups}",
+            f"the run's groups are {recorded}, and this algorithm learns from {asked}",
             where=f"algorithm: {config.algorithm.name}",
-            remedy=f"choose one that learns from {recorded.groups}",
+            remedy=f"choose one that learns from {recorded}",
         )
+    setup = run.setup(config)
+    _ = setup.algorithm  # it is checked against the config
     notes += config_warnings(setup) if is_what_if else []
     plays = with_environment and not is_what_if and config.environment is not None
     with Scorer(config.rewards) as scorer, ReplayedEnvironment(config) if plays else nullcontext() as environment:
@@ -158,7 +165,7 @@ class _Player:
         rewards = reward_part(self._record, self._now, totals_only=not shared)
         unknown = result.learner.unknown
         metrics = {name: value for name, value in result.metrics.items() if name not in unknown}
-        self.notes += _unknowable(result)
+        self.notes += _unknowable(self._record, result)
         if not result.groups:
             self.notes.append("it would have had nothing to train on")
         if self._record.state and not self._is_same_algorithm:
@@ -255,9 +262,17 @@ def _changed(
     return config, [change for change in changes if _is_replayed(change)], notes
 
 
-def _unknowable(result: Rerun) -> Iterator[str]:
+def _groups_of(algorithm: PluginSpec) -> str:
+    """The noun for the groups that an algorithm learns from."""
+    return SOURCES[cast(type[Algorithm], registry.resolve("algorithm", algorithm)).source].groups
+
+
+def _unknowable(record: RecordedStep, result: Rerun) -> Iterator[str]:
     """Notes on limits of a what-if."""
-    yield "completions are those of the recorded policy; in every later step another one would have sampled others"
+    if any(group.credited.scored.is_given for group in record.groups):
+        yield "log-probs are the recorded policy's; later steps would have the same demonstrations and another policy"
+    else:
+        yield "completions are those of the recorded policy; in every later step another one would have sampled others"
     if result.refills:
         yield "groups that would have been sampled in place of rejected ones are not there"
     if len(result.updates) > 1:

@@ -48,7 +48,8 @@ class WhatIf:
         """For a person, with or without the rollouts whose rewards change."""
         yield from (f"what if: {change}" for change in self.changes or [_NO_CHANGE])
         changed = len({(each.rollout, each.greedy) for each in self.rewards.differences})
-        yield f"  rewards      {changed} of {plural(self.rewards.compared, 'rollout')} change"
+        compared = plural(self.rewards.compared, "rollout")
+        yield f"  rewards      {f'{changed} of {compared} change' if self.rewards.compared else 'nothing to compare'}"
         yield from _shown(self.rewards.differences, "    ") if with_rollouts else ()
         found = self.advantages
         correlation = "" if found.correlation is None else f", correlation {found.correlation:.4f}"

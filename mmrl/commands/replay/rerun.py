@@ -18,7 +18,7 @@ import numpy as np
 from mmrl.config.sections import Config
 from mmrl.engine_api import Learner, NetworkFiles, UpdateResult, Way
 from mmrl.errors import DataError, plugin_errors
-from mmrl.interfaces import Algorithm
+from mmrl.interfaces import Algorithm, Needs
 from mmrl.ops.metrics import episode_metrics
 from mmrl.ops.objective import partial_loss, reduce_partials
 from mmrl.plugin_host import registry
@@ -207,7 +207,9 @@ def rerun(
         trained = [*carried, *(place for place, keep in zip(places, kept, strict=True) if keep)]
     else:
         trained = [place for place, group in enumerate(record.groups) if group.credited.trained]
-    if missing := lacking(algorithm, config, record, trained):
+    missing = lacking(algorithm, config, record, trained)
+    missing += otherwise_cut(needs, record, trained) if reselect else []
+    if missing:
         raise DataError(
             f"step {step} has no record of {', '.join(missing)}",
             where=f"algorithm: {config.algorithm.name}",
@@ -269,6 +271,16 @@ def lacking(algorithm: Algorithm, config: Config, record: RecordedStep, trained:
     if not record.is_complete and (needs.refill or not all(group.credited.scored.kept for group in record.groups)):
         missing.append("the rounds in which groups were sampled (it is of an older version)")
     return missing
+
+
+def otherwise_cut(needs: Needs, record: RecordedStep, trained: Sequence[int]) -> list[str]:
+    """A phrase for demonstrations of which the algorithm learns other turns than the run did, if there are any."""
+    for rollout in (each for place in trained for each in record.groups[place].rollouts if each.is_given):
+        roles = [message.role for message in rollout.messages]
+        before = roles[roles.index("user") :].count("assistant") if "user" in roles else 0
+        if sum(segment.by_policy for segment in rollout.segments) != 1 + before * needs.all_turns:
+            return [f"demonstrations with {'all turns' if needs.all_turns else 'the last turn alone'} to learn"]
+    return []
 
 
 def name_of(rollout: Rollout) -> SampleKey:

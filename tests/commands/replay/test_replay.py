@@ -549,11 +549,18 @@ def test_a_run_on_demonstrations_is_replayed_as_any_other(name, runs: Runs, repl
     assert all(compared.values()) and reports[0]["notes"] == []
     code, (report,) = replay(run, "algorithm.aggregation=seq-mean-token-sum")
     assert code == 0 and "loss/policy" in report["what_if"]["metrics"]
-    assert main(["replay", str(run), "algorithm.name=grpo"]) == 2
+    assert "the same demonstrations" in report["notes"][0] and not re.search(
+        "completions|sampled", str(report["notes"])
+    )
+    assert main(["replay", str(run), "algorithm.name=grpo", "rewards=[]"]) == 2
     assert "the run's groups are demonstrations, and this algorithm learns from rollouts" in capsys.readouterr().err
     assert main(["rollouts", str(run), "--step", "1"]) == 0
     shown = capsys.readouterr().out
     assert "demonstration: " in shown and "reward" not in shown and "rollout 0" not in shown
+    assert main(["rollouts", str(run), "--step", "1", "--where", "reward=null", "--json"]) == 0
+    shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(each["reward"], each["sampler_logprobs"]) for each in shown] == [(None, [])] * 3
+    assert main(["rollouts", str(run), "--where", "reward<0.5", "--json"]) == 0 and capsys.readouterr().out == ""
     document = group_document(ViewedRun(run), "step", 1, 0)
     (member,) = document["members"]
     assert document["why"] == "The dataset's own; trained on." and member["reward"] is None
@@ -566,3 +573,22 @@ def test_a_run_on_demonstrations_is_replayed_as_any_other(name, runs: Runs, repl
     rewrite(run, 1, lambda records: records[0]["advantage"].__setitem__(0, 2.0))
     code, (report,) = replay(run, "--step", 1)
     assert code == 6 and [each["what"] for each in differences(report)["advantages"]] == ["advantage of token 0"]
+
+
+@pytest.mark.parametrize("turns", ["all", "last"])
+def test_demonstrations_are_replayed_with_the_turns_that_were_learned(turns, runs: Runs, replay, capsys):
+    says = [("user", "one plus one"), ("assistant", "it is 2"), ("user", "plus one"), ("assistant", "then 3")]
+    row = {"messages": [{"role": role, "content": text} for role, text in says]}
+    file = runs.folder / "talks.jsonl"
+    file.write_text("".join(json.dumps({"id": f"t{n}", **row}) + "\n" for n in range(4)))
+    data = {"train": {"name": "table", "path": str(file)}}
+    config = runs.config(f"turns-{turns}", data=data, algorithm={"name": "sft", "turns": turns}, trainer={"steps": 1})
+    assert runs.train(config) == 0
+    run, other = runs.folder / f"turns-{turns}", {"all": "last", "last": "all"}[turns]
+    assert replay(run)[0] == replay(run, "algorithm.aggregation=seq-mean-token-sum")[0] == 0
+    assert main(["replay", str(run), f"algorithm.turns={other}"]) == 3
+    wanted = {"all": "demonstrations with all turns", "last": "demonstrations with the last turn alone"}[other]
+    assert f"no record of {wanted} to learn" in capsys.readouterr().err
+    assert main(["rollouts", str(run)]) == 0
+    (shown,) = set(re.findall(r"stop\n((?:    .*\n)+)", capsys.readouterr().out))
+    assert shown == {"all": "    turn 1: it is 2\n    turn 2: then 3\n", "last": "    then 3\n"}[turns]
