@@ -586,6 +586,10 @@ def test_demonstrations_are_replayed_with_the_turns_that_were_learned(turns, run
     assert runs.train(config) == 0
     run, other = runs.folder / f"turns-{turns}", {"all": "last", "last": "all"}[turns]
     assert replay(run)[0] == replay(run, "algorithm.aggregation=seq-mean-token-sum")[0] == 0
+    capsys.readouterr()
+    assert main(["replay", str(run), "rewards=[{name: exact}]"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search("rewards +nothing to compare", shown) and re.search("advantages +0 of 3 rollouts change", shown)
     assert main(["replay", str(run), f"algorithm.turns={other}"]) == 3
     wanted = {"all": "demonstrations with all turns", "last": "demonstrations with the last turn alone"}[other]
     assert f"no record of {wanted} to learn" in capsys.readouterr().err
