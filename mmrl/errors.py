@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -127,11 +127,18 @@ def contract_error(
 
 
 @contextmanager
-def plugin_errors(plugin: object, hook: str, *, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+def plugin_errors(
+    plugin: object,
+    hook: str,
+    *,
+    passing: tuple[type[Exception], ...] = (),
+    hint: Callable[[Exception], str] = lambda error: "",
+) -> Iterator[None]:
     """Turn a plugin's exception in ``hook`` into a PluginError that shows its message and last frame.
 
     Args:
         passing: Exceptions that are no fault of the plugin.
+        hint: A possible cause of an exception, told beside its message; empty if none is known.
     """
     try:
         yield
@@ -139,8 +146,9 @@ def plugin_errors(plugin: object, hook: str, *, passing: tuple[type[Exception], 
         if isinstance(error, (MMRLError, *passing)):
             raise
         frame = traceback.extract_tb(error.__traceback__)[-1]
+        beside = f" ({found})" if (found := hint(error)) else ""
         failure = PluginError(
-            f"{_qualified(plugin)}.{hook} raised {type(error).__name__}: {error}",
+            f"{_qualified(plugin)}.{hook} raised {type(error).__name__}: {error}{beside}",
             where=f"{frame.filename}:{frame.lineno}",
             remedy="repair or upgrade the plugin",
         )

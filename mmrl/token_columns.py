@@ -1,10 +1,9 @@
 """The table of token columns: what a run has for each token of a completion, and where it comes from.
 
-A column is an attribute of ``Batch`` (B arrays (T_i,)) and, with ``_T``, of ``PackedTokens`` ((T,) of a micro-batch);
-both are None where the run lacks the column. Training rows, records, what travels between ranks, ``replay`` and the
-viewer loop over the table. Which columns a run has follows from the needs of its algorithm (``Needs.columns``).
-
-Letters: ``T`` tokens of a completion, ``U`` optimizer steps that took the completion in.
+``PackedTokens`` has each column, with ``_T``: (T,) of a micro-batch. ``Batch`` has those that are sampled or known
+before the step: B arrays (T_i,). One that the run lacks is None, but for ``old_logprobs_T``: then it is the current
+log-probs. Training rows, records, what travels between ranks, ``replay`` and the viewer loop over the table. Which
+columns a run has follows from the needs of its algorithm (``Needs.columns``).
 """
 
 from __future__ import annotations
@@ -31,12 +30,10 @@ class TokenColumn:
         known: The moment that it is known.
         record: Its field in records of rollouts; numbers by credit are one for all tokens there, or a list.
         title: Its name in messages.
-        role: The network that computes it; empty if none does.
-        output: The network's output that it is.
+        role: The network that computes it; empty if none does. Before the step it is what ``Network.score`` answers.
         need: The field of ``Needs`` that asks for it; empty if every run has it.
         replayed: Its key in batches of ``mmrl.testing.replay``, (B, T); empty if it has none.
         dtype: The type of its numbers; the loss takes all as float32.
-        shape: The shape of a completion's numbers in records.
     """
 
     name: str
@@ -44,16 +41,19 @@ class TokenColumn:
     record: str
     title: str
     role: str = ""
-    output: str = ""
     need: str = ""
     replayed: str = ""
     dtype: npt.DTypeLike = "float32"
-    shape: tuple[str, ...] = ("T",)
 
     @property
     def credited(self) -> str:
-        """The attribute of ``CreditedGroup`` that has it; what the policy computes is called by the output there."""
-        return self.output if self.role == POLICY else self.name
+        """The attribute of ``CreditedGroup`` that has it: the policy's before the step have no ``old_`` there."""
+        return self.name.removeprefix("old_")
+
+    @property
+    def is_per_update(self) -> bool:
+        """True if a completion has numbers for each optimizer step that took it in."""
+        return self.known == "before each update"
 
     @property
     def may_lack(self) -> bool:
@@ -76,7 +76,6 @@ COLUMNS = (
         "learner_logprobs",
         "the policy's log-probs before the step",
         role=POLICY,
-        output="logprobs",
         need="old_logprobs",
         replayed="old_log_probs",
     ),
@@ -86,7 +85,6 @@ COLUMNS = (
         "reference_logprobs",
         "the reference policy's log-probs",
         role=REFERENCE,
-        output="logprobs",
         need="reference_logprobs",
         replayed="ref_log_probs",
     ),
@@ -96,9 +94,7 @@ COLUMNS = (
         "update_logprobs",
         "the policy's log-probs",
         role=POLICY,
-        output="logprobs",
         replayed="log_probs",
-        shape=("U", "T"),
     ),
     TokenColumn(
         "entropy",
@@ -106,9 +102,7 @@ COLUMNS = (
         "update_entropy",
         "the policy's entropy",
         role=POLICY,
-        output="entropy",
         replayed="entropy",
-        shape=("U", "T"),
     ),
 )
 """In the order of the records' fields."""

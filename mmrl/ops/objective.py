@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,9 +44,8 @@ def assign_credit(algorithm: Algorithm, batch: Batch) -> Credit:
             values one per row, or one per token, all finite in the loss; keep one bool per row; constants finite
             numbers.
     """
-    with plugin_errors(algorithm, "credit"):
-        with absent_columns(algorithm, "credit", batch):
-            credit = credit_of(algorithm, batch)
+    with plugin_errors(algorithm, "credit", hint=functools.partial(absent_columns, algorithm, batch)):
+        credit = credit_of(algorithm, batch)
         _check_credit(algorithm, batch, credit)
     return credit
 
@@ -204,9 +204,9 @@ def partial_loss(
         logprobs_T: The rows' current log-probs, concatenated; likewise ``entropy_T``.
     """
     tokens = pack_tokens(rows, logprobs_T, entropy_T)
-    with plugin_errors(algorithm, "loss", passing=(torch.OutOfMemoryError,)):
-        with absent_columns(algorithm, "loss", tokens):
-            result = algorithm.loss(tokens)
+    hint = functools.partial(absent_columns, algorithm, tokens)
+    with plugin_errors(algorithm, "loss", passing=(torch.OutOfMemoryError,), hint=hint):
+        result = algorithm.loss(tokens)
         _check_loss(algorithm, result, tokens)
     weights = torch.tensor([row.weight for row in rows], dtype=logprobs_T.dtype, device=logprobs_T.device)
     weights_T = weights[tokens.sequence_T]

@@ -59,7 +59,7 @@ def _tokens(record: Mapping[str, Any], vocabulary: Vocabulary) -> Document:
     """A value of each token by name; names that have nothing to tell are left out."""
     ids, mask = np.asarray(record["token_ids"], np.int64).tolist(), np.asarray(record["mask"], bool)
     unknown = "sampled" if record["weight_version"] == GIVEN else ""  # zeros, which nobody computed
-    plain = [column.record for column in COLUMNS if len(column.shape) == 1 and column.known != unknown]
+    plain = [column.record for column in COLUMNS if not column.is_per_update and column.known != unknown]
     numbers = {name.removesuffix("s"): _numbers(record, name, mask) for name in plain}
     sampler, learner = numbers.get("sampler_logprob"), numbers["learner_logprob"]
     updates = [np.asarray(each, np.float64) for each in record.get("update_logprobs") or () if len(each)]

@@ -255,48 +255,60 @@ class Curious(Weighted):
     """Uses columns as its options say, and asks for none."""
 
     def credit(self, batch):
-        match self.config["credit"]:
-            case "in a call":
-                kl = [old - new for old, new in zip(batch.old_logprobs, batch.reference_logprobs, strict=True)]
-            case "by a variable":
-                old, reference = batch.old_logprobs, batch.reference_logprobs
-                kl = token_kl(old, reference, batch.masks)
-            case "with an assertion":
-                assert batch.old_logprobs is not None
-            case "where it is there":
-                kl = None if batch.old_logprobs is None else token_kl(batch.old_logprobs, batch.sampler_logprobs, ())
-                kl = kl[0]
-        return Credit(batch.rewards)
+        return Credit(self.config["credit"](self, batch))
+
+    def reference(self, batch):
+        return batch.reference_logprobs
 
     def loss(self, tokens):
-        return TokenLoss(tokens.advantages_T * (tokens.logprobs_T - tokens.reference_logprobs_T))
+        return TokenLoss(tokens.advantages_T * (tokens.old_logprobs_T - tokens.reference_logprobs_T))
+
+
+def asserting(algorithm, batch):
+    assert batch.reference_logprobs is None and len(batch.rewards) > 10**6, "too few rows"
+
+
+def by_a_variable(algorithm, batch):
+    old, reference = batch.old_logprobs, batch.reference_logprobs
+    return token_kl(old, reference, batch.masks)
+
+
+REFERENCE = "this run has no reference_logprobs: Needs(reference_logprobs=True) asks for it; it has sampler_logprobs"
+BOTH = (
+    "this run has no old_logprobs and reference_logprobs: Needs(old_logprobs=True, reference_logprobs=True) asks for "
+    "them; it has sampler_logprobs"
+)
 
 
 @pytest.mark.parametrize(
-    ("way", "names", "needs"),
+    ("credit", "message", "hint"),
     [
-        ("in a call", "old_logprobs and reference_logprobs", "Needs(old_logprobs=True, reference_logprobs=True)"),
-        ("by a variable", "old_logprobs and reference_logprobs", "Needs(old_logprobs=True, reference_logprobs=True)"),
-        ("with an assertion", "old_logprobs", "Needs(old_logprobs=True)"),
+        (lambda self, batch: np.concatenate(batch.reference_logprobs), "TypeError: dispatcher", REFERENCE),
+        (lambda self, batch: np.concatenate(self.reference(batch)), "TypeError: dispatcher", REFERENCE),
+        (lambda self, batch: sum((lambda: batch.reference_logprobs)()), "TypeError: 'NoneType' object is", REFERENCE),
+        (by_a_variable, "TypeError: 'NoneType' object is not iterable", BOTH),
+        (
+            lambda self, batch: 1.0 * self.config.get("scale") if batch.reference_logprobs is None else 2.0,
+            "TypeError: unsupported operand type(s) for *: 'float' and 'NoneType'",
+            REFERENCE,
+        ),
+        (lambda self, batch: 1.0 * self.config.get("scale"), "TypeError: unsupported operand type(s)", ""),
+        (lambda self, batch: batch.sampler_logprobs.mean(), "AttributeError: 'list' object has", ""),
+        (asserting, "AssertionError: too few rows", ""),
     ],
 )
-def test_credit_that_uses_a_column_that_it_did_not_ask_for_is_told_which(batch, way, names, needs):
+def test_an_error_of_credit_keeps_its_message_and_a_column_that_it_reads_and_lacks_is_a_hint(
+    batch, credit, message, hint
+):
     with pytest.raises(PluginError) as caught:
-        assign_credit(Curious({"credit": way}), batch)
-    assert f"Curious.credit asks for {names}, which this run lacks" in caught.value.what
-    assert caught.value.possible == "sampler_logprobs" and needs in caught.value.remedy
-    assert caught.value.where.startswith(__file__) and "Traceback" in caught.value.details
+        assign_credit(Curious({"credit": credit}), batch)
+    assert f"Curious.credit raised {message}" in caught.value.what
+    assert caught.value.what.endswith(f" ({hint})") if hint else "this run" not in caught.value.what
+    assert caught.value.remedy == "repair or upgrade the plugin" and "Traceback" in caught.value.details
 
 
-def test_an_error_that_no_column_has_caused_is_the_algorithms_own(batch):
-    with pytest.raises(PluginError, match=r"Curious\.credit raised TypeError: 'NoneType' object is not subscriptable"):
-        assign_credit(Curious({"credit": "where it is there"}), batch)
-
-
-def test_a_loss_that_uses_a_column_that_it_did_not_ask_for_is_told_which(rows):
-    with pytest.raises(
-        PluginError, match=r"Curious\.loss asks for reference_logprobs_T, which this run lacks"
-    ) as caught:
+def test_an_error_of_a_loss_has_the_hint_too(rows):
+    with pytest.raises(PluginError, match=r"Curious\.loss raised TypeError: unsupported operand") as caught:
         partial_loss(Curious({}), list(rows.values()), torch.zeros(9), torch.zeros(9))
-    assert "Needs(reference_logprobs=True)" in caught.value.remedy
-    assert caught.value.possible == "advantages, sampler_logprobs, old_logprobs, logprobs, entropy"
+    hint = "this run has no reference_logprobs_T: Needs(reference_logprobs=True) asks for it; it has advantages,"
+    assert hint in caught.value.what

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -21,11 +21,14 @@ from mmrl.commands.cli import main
 from mmrl.errors import DataError
 from mmrl.rollout.records import (
     RecordedStep,
+    columns,
     group_records,
+    lines,
     read_groups,
     read_lines,
     read_rollouts,
     read_step,
+    reading,
     recorded_files,
     recorded_steps,
     unknown,
@@ -35,6 +38,7 @@ from mmrl.rollout.records.paging import GroupPages
 from mmrl.runs.directory import RunDirectory
 from mmrl.runs.reader import Run
 from mmrl.system.redaction import Redactor
+from mmrl.token_columns import COLUMNS, Known, TokenColumn
 from mmrl.types import (
     Candidate,
     CreditedGroup,
@@ -48,7 +52,11 @@ from mmrl.types import (
     ScoredGroup,
     Segment,
 )
+from mmrl.viewer import groups as viewed_groups
+from mmrl.viewer.folder import ViewedRun
+from mmrl.viewer.groups import group_document
 
+FIELDS = [field.name for field in dataclasses.fields(CreditedGroup)]
 SCHEMA_1 = Path(__file__).with_name("step-schema-1.jsonl")
 """``groups()`` with the state ``STATE``, as version 0.2.0 wrote them."""
 STATE = {"coefficient": 0.5, "seen": {"train/9": [1, 2.5]}}
@@ -353,6 +361,33 @@ def add_fields(file: Path) -> None:
     table = table.set_column(place, "rollouts", pa.ListArray.from_arrays(rollouts.offsets, made))
     table = table.append_column("mood", pa.array([1] * len(table)))
     pq.write_table(table.replace_schema_metadata(pq.read_schema(file).metadata), file)
+
+
+@pytest.mark.parametrize("known", get_args(Known))
+def test_a_file_that_was_written_before_the_table_had_a_column_is_read_by_every_reader(
+    known: Known, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_network = {"role": "teacher", "need": "values"} if known == "before the step" else {}
+    added = TokenColumn("mood", known, "mood", "moods", **of_network)
+    file = write(tmp_path, groups())
+    (tmp_path / "metrics.jsonl").touch()
+
+    def read() -> list[Any]:
+        return [list(read_lines(file)), read_step(file), group_document(ViewedRun(tmp_path), "step", 1, 0)]
+
+    records, step, document = read()
+    credited = dataclasses.make_dataclass("Credited", [("mood", Any, ())], bases=(CreditedGroup,), frozen=True)
+    monkeypatch.setattr(reading, "CreditedGroup", credited)
+    monkeypatch.setattr(columns, "_OF_ROLLOUT", (*columns._OF_ROLLOUT, "mood"))
+    for module in (columns, lines, reading, viewed_groups):
+        monkeypatch.setattr(module, "COLUMNS", (*COLUMNS, added))
+    found, again, shown = read()
+    assert [each.pop("mood") for each in found] == [[]] * len(records)
+    same([found, shown], [records, document])
+    assert [each["mood"] for each in GroupPages(file).records((0, 0))] == [None] * 4
+    for one, other in zip(again.groups, step.groups, strict=True):
+        same([getattr(one.credited, name) for name in FIELDS], [getattr(other.credited, name) for name in FIELDS])
+        assert all(len(each) == 0 for each in one.credited.mood)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("schema", [1, 2])

@@ -53,11 +53,10 @@ def listed(column: TokenColumn) -> str:
 
 
 def _fields_of(column: TokenColumn) -> dict[str, pa.DataType]:
-    """The fields of a column, lists as deep as its shape; one number stands for a list of equal ones by credit."""
-    number = values = pa.from_numpy_dtype(column.dtype)
-    for _ in column.shape:
-        values = pa.list_(values)
-    return {column.record: number, listed(column): values}
+    """The fields of a column; one number stands for a list of equal ones by credit."""
+    number = pa.from_numpy_dtype(column.dtype)
+    values = pa.list_(number)
+    return {column.record: number, listed(column): pa.list_(values) if column.is_per_update else values}
 
 
 ROLLOUT = pa.struct(
@@ -153,7 +152,10 @@ _OF_SOME = ("segments", *EPISODE)
 """Fields that a record lacks where they are null."""
 BY_BYTE = [
     f"rollouts.list.element.{name}{'.list.element' * depth}"
-    for name, depth in [*((each.record, len(each.shape)) for each in COLUMNS if each.dtype == "float32"), ("values", 1)]
+    for name, depth in [
+        *((each.record, 1 + each.is_per_update) for each in COLUMNS if each.dtype == "float32"),
+        ("values", 1),
+    ]
 ]
 """Columns that are split into their first, second, ... bytes before zstd sees them."""
 
@@ -175,7 +177,7 @@ def unescaped(text: Any) -> Any:
 def read_records(file: Path) -> Iterator[dict[str, Any]]:
     """A record of each rollout, as ``lines.py`` has them but with arrays; the first one has the algorithm's state.
 
-    A token column that the rollout lacks is None. ``segments`` and ``candidates`` may be missing.
+    A token column that the rollout or the file lacks is None. ``segments`` and ``candidates`` may be missing.
 
     Raises:
         DataError: The file is not of this schema.
@@ -363,9 +365,11 @@ def _numbers(values: pa.Array) -> Any:
 
 
 def _token_column(members: pa.StructArray, column: TokenColumn) -> list[Any]:
-    """The numbers of each rollout: an array, or one for each optimizer step; None is null."""
+    """The numbers of each rollout: an array, or one for each optimizer step; None is null, and what the file lacks."""
+    if members.type.get_field_index(listed(column)) < 0:
+        return [None] * len(members)
     values = members.field(listed(column))
-    if len(column.shape) > 1:
+    if column.is_per_update:
         return _split_twice(values)
     if column.known != "by credit":
         return _split(values)

@@ -125,7 +125,7 @@ def read_step(file: Path) -> RecordedStep:
     if not groups:
         raise DataError("the file has no rollouts", where=str(file), remedy="give a file that a run wrote")
     first = records[0][0]
-    return RecordedStep(groups, first.get("algorithm_state") or {}, "update_entropy" in first)
+    return RecordedStep(groups, first.get("algorithm_state") or {}, first.get("update_entropy") is not None)
 
 
 def read_rollouts(path: str | Path) -> Iterator[RecordedRollout]:
@@ -161,7 +161,7 @@ def recorded_files(path: str | Path) -> list[Path]:
     folder = path / "rollouts" if is_run else path
     files = [path] if path.is_file() else [file for _, file in sorted(_by_name(folder).items())]
     if not files:
-        remedy = "give a file such as RUN/rollouts/step-000001.parquet, or the folder of a run that has sampled"
+        remedy = "give a file such as RUN/rollouts/step-000001.parquet, or the folder of a run that has recorded some"
         raise DataError("there are no recorded rollouts", where=str(path), remedy=remedy)
     return files
 
@@ -246,7 +246,7 @@ def _is_known(values: Any) -> bool:
 
 
 def _updates(record: Mapping[str, Any], logprobs: FloatArray) -> list[PreUpdateStatistics]:
-    entropies = record.get("update_entropy", [])
+    entropies = record.get("update_entropy") or []
     found = record.get("update_logprobs") or [logprobs] * len(entropies)
     return [
         PreUpdateStatistics(_floats(record, "update_logprobs", of=each), _floats(record, "update_entropy", of=entropy))
@@ -256,7 +256,8 @@ def _updates(record: Mapping[str, Any], logprobs: FloatArray) -> list[PreUpdateS
 
 def _floats(record: Mapping[str, Any], key: str, dtype: Any = np.float32, of: Any = None) -> FloatArray:
     """One number for each token of the completion, or none at all."""
-    values: FloatArray = np.array(record.get(key, []) if of is None else of, dtype)
+    given = record.get(key) if of is None else of
+    values: FloatArray = np.array([] if given is None else given, dtype)
     if values.shape not in ((0,), (len(record["token_ids"]),)):
         raise ValueError(f"{key} has shape {values.shape}, and the completion has {len(record['token_ids'])} tokens")
     return values

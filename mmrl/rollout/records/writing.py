@@ -138,7 +138,7 @@ class _Member:
         """(T,) numbers of a token column, or for each optimizer step (T,); None where there are none."""
         if column.known == "sampled":
             return getattr(self.rollout, column.name)
-        if column.known == "before each update":
+        if column.is_per_update:
             return [getattr(each, column.name) for each in self.updates]
         of_group = () if self.credited is None else getattr(self.credited, column.credited)
         if len(of_group):
@@ -200,7 +200,7 @@ def _token_column(column: TokenColumn, members: Sequence[_Member]) -> dict[str, 
         ones = [_one(each, len(member.rollout.token_ids)) for each, member in zip(values, members, strict=True)]
         lists = [each if one is None else None for each, one in zip(values, ones, strict=True)]
         return {column.record: ones, listed(column): _lists(lists, column.dtype)}
-    if len(column.shape) == 1:
+    if not column.is_per_update:
         return {column.record: _lists(values, column.dtype)}
     if column.name == "logprobs":
         values = [[] if _is_repeated(member) else each for each, member in zip(values, members, strict=True)]

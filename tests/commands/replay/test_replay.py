@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from mmrl.commands.cli import main
@@ -83,6 +85,19 @@ def rewrite(run: Path, step: int, change: Callable[[list[dict[str, Any]]], Any])
     file = recorded_steps(run)[step]
     file.unlink()
     file.with_suffix(".jsonl").write_text("".join(json.dumps(record) + "\n" for record in found))
+
+
+def test_a_replay_needs_no_column_that_its_rule_does_not_ask_for(spoilt: Path, replay):
+    file = recorded_steps(spoilt)[1]
+    table = pq.read_table(file)
+    rollouts = table["rollouts"].combine_chunks()
+    fields = [(field, values) for field, values in zip(rollouts.values.type, rollouts.values.flatten(), strict=True)]
+    kept = [(field, values) for field, values in fields if field.name != "reference_logprobs"]
+    members = pa.StructArray.from_arrays([values for _, values in kept], fields=[field for field, _ in kept])
+    column = pa.ListArray.from_arrays(rollouts.offsets, members)
+    pq.write_table(table.set_column(table.schema.get_field_index("rollouts"), "rollouts", column), file)
+    code, (report,) = replay(spoilt, "--step", 1)
+    assert code == 0 and differences(report) == {} and report["notes"] == []
 
 
 def differences(report: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
