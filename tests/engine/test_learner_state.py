@@ -184,7 +184,9 @@ def run_rank(rank: int, port: int, jobs: list[Job], folder: str, media: Any, row
     os.environ.update(device.rank_variables("cpu", **places))
     torch.set_num_threads(1)
     model, algorithm, own = ModelFolder.open(folder), GRPO(GRPO.Config()), rows[rank::2]
-    worse = [replace(row, advantages=row.advantages * np.inf) for row in own] if rank else own
+    worse = (
+        [replace(row, columns={**row.columns, "advantages": row.advantages * np.inf}) for row in own] if rank else own
+    )
     told = []
     patience = "torch.distributed.distributed_c10d.default_pg_timeout"
     if any(job.stalls_s for job in jobs):  # of every group but that of all ranks
