@@ -112,7 +112,7 @@ def test_a_run_that_goes_on_says_from_where(fake_runs: Runs, capsys):
 @pytest.mark.parametrize("samples", [True, False])
 def test_a_run_proposes_its_replay_and_names_what_it_has_recorded(samples: bool) -> None:
     base = {"model": {"path": "m"}, "data": {"train": {"name": "t"}}, "algorithm": {"name": "a"}}
-    policy: Any = SimpleNamespace(step=1, path=Path("run/checkpoints/step-000001"), has_optimizer=True)
+    policy: Any = SimpleNamespace(step=1, model=Path("run/checkpoints/step-000001/model"), has_optimizer=True)
     metrics = {1: {"step": 1, "loss/total": 2.5}}
     lines = closing(from_mapping(base), Path("run"), metrics, policy)
     assert "mmrl replay run" in "\n".join(lines)
@@ -130,7 +130,7 @@ def test_a_run_proposes_its_replay_and_names_what_it_has_recorded(samples: bool)
 def test_the_outcome_of_a_graded_reward_is_its_mean() -> None:
     base = {"model": {"path": "m"}, "data": {"train": {"name": "t"}}, "algorithm": {"name": "a"}}
     config = from_mapping({**base, "rewards": [{"name": "iou"}]})
-    policy: Any = SimpleNamespace(step=2, path=Path("p"), has_optimizer=True)
+    policy: Any = SimpleNamespace(step=2, model=Path("p/model"), has_optimizer=True)
     for mean, told in ((0.5, "eval/iou_mean: 0.5 at step 2"), (0.0, "eval/accuracy: 0 at step 2")):
         metrics = {2: {"eval/accuracy": 0.0, "eval/iou_mean": mean}}
         assert told in "\n".join(closing(config, Path("run"), metrics, policy))
