@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,11 +46,15 @@ def test_a_gap_is_judged_by_precision_and_float32_may_be_tf32(size, precision, i
 
 def test_tf32_is_allowed_for_on_gpus_only_and_only_between_sampler_and_learner(tmp_path):
     """The sampler's log-probs are off by 1e-3, and so are packed ones from those one by one."""
-    learner = SimpleNamespace(logprobs=lambda _, packed=True: [np.full(1, -1.0 - 1e-3 * packed, np.float32)])
+
+    def score(_: Any, *, way: str = "packed") -> list[Any]:
+        return [np.full(1, -1.0 - 1e-3 * (way == "packed"), np.float32)]
+
+    policy: Any = SimpleNamespace(score=score)
     statuses = {}
     for kind in ("cuda", "cpu"):
         rows: list[Finding] = []
-        Trial("float32", kind, tmp_path, rows.append)._compare_learner(learner, [greedy([1], [-1.0])], "step 1")
+        Trial("float32", kind, tmp_path, rows.append)._compare_learner(policy, [greedy([1], [-1.0])], "step 1")
         statuses[kind] = [row.status for row in rows]
     assert statuses == {"cuda": ["warn", "bad"], "cpu": ["bad", "bad"]}
 
