@@ -376,7 +376,7 @@ def test_plugins_check_says_which_can_be_used_and_why_not(
     assert "no default for model, low" in rows["demanding"]["note"]
     assert "give one of low and high" in rows["contradictory"]["note"]
     assert "raised KeyError: 'difficulty'" in rows["reads"]["note"]
-    assert "is not done with its checks within 5 s" in rows["hangs"]["note"]
+    assert "is not done with its checks within 10 s" in rows["hangs"]["note"]
     assert "SystemExit: 3" in rows["leaves"]["note"]
     assert "ended the process (exit code 3)" in rows["dies"]["note"]
     assert "has no attribute 'Absent'" in rows["absent"]["note"]
