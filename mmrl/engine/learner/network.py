@@ -26,7 +26,7 @@ from mmrl.engine.learner.optimizer_state import OptimizerState
 from mmrl.engine.machine.full_device import memory_of
 from mmrl.engine.network.experts import with_routing
 from mmrl.engine.network.folder import ModelFolder
-from mmrl.engine.network.packed_inputs import OWN
+from mmrl.engine.network.packed_inputs import OWN, PackedInputs
 from mmrl.engine.network.plain_model import WidePass
 from mmrl.engine.network.policy import Policy
 from mmrl.engine.network.weights import Failures, of_all_ranks, save_adapter, save_model
@@ -47,8 +47,6 @@ class Network:
         policy: The weights, wherever they are; kept as ``policy``.
         module: Called in their place, such as DeepSpeed's engine around them.
         in_use: Entered while they compute.
-        wide: Computes with them in a wider type; None unless the sampler has these weights. The experts that its
-            rollouts know are then not theirs either.
     """
 
     def __init__(
@@ -59,15 +57,14 @@ class Network:
         batches: Microbatches,
         *,
         in_use: Callable[[], AbstractContextManager[object]] = nullcontext,
-        wide: WidePass | None = None,
     ) -> None:
         self.policy, self._module, self._batches = policy, module, batches
-        self._role, self._in_use, self._wide = role, in_use, wide
+        self._role, self._in_use = role, in_use
 
     def score(self, samples: Sequence[Sample], *, way: Way = "packed") -> list[FloatArray]:
+        """As ``engine_api.Network.score``; only a network that the sampler has goes the ``wide`` way."""
         if way == "wide":
-            with memory_of("the log-probs in a wider type"):
-                return self._wide.logprobs(self.policy, samples) if self._wide else []
+            return []
         budget, packs = self._batches.budget, way == "packed"
 
         def run() -> list[FloatArray]:
@@ -80,6 +77,10 @@ class Network:
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         raise AssertionError(f"the {self._role} is frozen")
 
+    def _inputs(self, samples: Sequence[Sample]) -> PackedInputs:
+        """The packed row of a micro-batch; the experts that rollouts know are the sampler's, not this network's."""
+        return replace(self._batches.inputs(samples), routing=OWN)
+
     @torch.no_grad()
     def _logprobs(self, samples: Sequence[Sample], budget: int) -> list[FloatArray]:
         self._module.eval()
@@ -87,18 +88,18 @@ class Network:
         logprobs: list[FloatArray] = [np.zeros(0, np.float32)] * len(samples)
         for indices in self._batches.plan(samples, budget):
             part = [samples[i] for i in indices]
-            inputs = self._batches.inputs(part)
-            logprobs_T, _ = self._module(inputs if self._wide else replace(inputs, routing=OWN))
+            logprobs_T, _ = self._module(self._inputs(part))
             for i, values in zip(indices, values_of(logprobs_T, part), strict=True):
                 logprobs[i] = values
         return logprobs
 
 
 class TrainedNetwork(Network):
-    """A network with an optimizer and a schedule.
+    """A network with an optimizer and a schedule, whose weights the sampler gets.
 
     Args:
         engine: DeepSpeed's, around the policy.
+        wide: Computes with its weights in a wider type.
         cost: The cost of its rows.
         config: The run's.
 
@@ -119,12 +120,19 @@ class TrainedNetwork(Network):
         folder: ModelFolder,
         wide: WidePass,
     ) -> None:
-        super().__init__(role, policy, engine, batches, wide=wide)
+        super().__init__(role, policy, engine, batches)
+        self._wide = wide
         self.engine, self._cost, self._algorithm, self._folder = engine, cost, algorithm, folder
         self._run, self._config = config, config.learner
         self._goes_backward = self._told = False
         self._memory = UpdateMemory(engine.device.type)
         self.optimizer_steps, self.sent = 0, dict[str, float]()
+
+    def score(self, samples: Sequence[Sample], *, way: Way = "packed") -> list[FloatArray]:
+        if way == "wide":
+            with memory_of("the log-probs in a wider type"):
+                return self._wide.logprobs(self.policy, samples)
+        return super().score(samples, way=way)
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         """One optimizer step of all ranks; the metrics are of all ranks, the log-probs of this rank's rows.
@@ -178,6 +186,9 @@ class TrainedNetwork(Network):
         with Failures().raising():
             saved.restore(state)
         self.optimizer_steps = saved.optimizer_steps
+
+    def _inputs(self, samples: Sequence[Sample]) -> PackedInputs:
+        return self._batches.inputs(samples)
 
     def _update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         self._goes_backward = False
