@@ -132,7 +132,7 @@ class Stopwatch:
 
 @pytest.fixture(scope="session")
 def template_of_workers() -> Iterator[Template]:
-    """What the workers of rewards and environments are forks of."""
+    """The process that workers of rewards and environments are forked from."""
     template = Template()
     yield template
     template.close()

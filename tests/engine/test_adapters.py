@@ -30,6 +30,7 @@ from mmrl.errors import ConfigError
 from mmrl.interfaces import Aggregation
 from mmrl.ops.objective import training_rows
 from mmrl.types import TrainingRow
+from tests.engine.adapted import held_to_reference, merged
 from tests.proofs import families
 
 LENGTHS = (4, 19, 7, 3, 11, 24, 6)
@@ -70,10 +71,6 @@ def adapted(start) -> Callable[..., Any]:
         return start(learner=learner, model=model, **options)
 
     return build
-
-
-def merged(learner: Any) -> dict[str, torch.Tensor]:
-    return {name: weight.clone() for name, weight in learner.policy.named_weights(torch.float32)}
 
 
 @pytest.mark.parametrize("bucket_bytes", [0, 20_000, 2**28])
@@ -254,13 +251,7 @@ def test_only_adapters_move_and_merged_weights_are_the_policy(stage, adapted, ro
         before = merged(learner)
         first = learner.network("reference").score(samples)
         for _ in range(2):
-            known = zip(rows, learner.network("reference").score(samples), strict=True)
-            learner.network("policy").update(
-                [
-                    replace(row, columns={**row.columns, "reference_logprobs": v}, constants={"kl_coef": 0.1})
-                    for row, v in known
-                ]
-            )
+            learner.network("policy").update(held_to_reference(learner, rows))
         after, current, reference = (
             merged(learner),
             learner.network("policy").score(samples),

@@ -90,7 +90,7 @@ def assert_same(one: Shot, other: Shot) -> None:
 
 
 def take_steps(learner: Any, rows: list[TrainingRow], count: int) -> list[Any]:
-    """What updates tell, bit by bit."""
+    """Takes optimizer steps; returns their results, bit by bit."""
     results = [learner.network("policy").update(rows) for _ in range(count)]
     return [(r.metrics, np.concatenate(r.logprobs).tobytes()) for r in results]
 
@@ -150,7 +150,7 @@ def test_what_is_offloaded_is_trained_saved_and_restored_as_what_is_not(stage, o
 
 @dataclass(frozen=True)
 class Job:
-    """What each rank of a group does with a learner of its own.
+    """The work of each rank of a group with a learner of its own.
 
     Attributes:
         breaks: Rank 1 has a loss that is not finite first.
@@ -170,7 +170,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Told:
-    """What a rank tells of a job: the learner when it was built, when it was saved and at the end."""
+    """A rank's report of a job: the learner when it was built, when it was saved and at the end."""
 
     shots: tuple[Shot, Shot, Shot]
     updates: list[Any]

@@ -74,7 +74,7 @@ def test_adapters_are_beside_the_same_layers_of_a_policy_without_weights(vision)
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory, models: Callable[..., Path]) -> list[dict[str, Any]]:
-    """What two processes of ``loading_ranks.py`` print of a model of 66 million parameters, 265 MB."""
+    """The lines that two processes of ``loading_ranks.py`` print of a model of 66 million parameters, 265 MB."""
     folder = tmp_path_factory.mktemp("placement")
     broken = shutil.copytree(models("qwen2"), folder / "broken")
     weights = load_file(broken / "model.safetensors")

@@ -23,6 +23,7 @@ from mmrl.interfaces import Aggregation
 from mmrl.ops.objective import training_rows
 from mmrl.types import Sample, TrainingRow
 from tests.conftest import TEMPERATURE
+from tests.engine.adapted import held_to_reference, merged
 
 LENGTHS = (4, 19, 7, 3, 11)
 LORA = {"rank": 4, "alpha": 6, "targets": ["language", "vision"]}
@@ -55,10 +56,6 @@ def quantized(start) -> Callable[..., Any]:
         return start(learner=learner, model=model, **options)
 
     return build
-
-
-def merged(learner: Any) -> dict[str, torch.Tensor]:
-    return {name: weight.clone() for name, weight in learner.policy.named_weights(torch.float32)}
 
 
 @pytest.mark.parametrize("shape", [(48, 128), (64, 100), (300, 256)])
@@ -143,13 +140,7 @@ def test_only_adapters_move_and_the_sampler_gets_what_the_learner_computes_with(
     with quantized(stage, algorithm={"kl": {"coef": 0.1}}).learning() as learner:
         before, first = merged(learner), learner.network("reference").score(samples)
         for _ in range(2):
-            known = zip(rows, learner.network("reference").score(samples), strict=True)
-            learner.network("policy").update(
-                [
-                    replace(row, columns={**row.columns, "reference_logprobs": v}, constants={"kl_coef": 0.1})
-                    for row, v in known
-                ]
-            )
+            learner.network("policy").update(held_to_reference(learner, rows))
         after, current, reference = (
             merged(learner),
             learner.network("policy").score(samples),

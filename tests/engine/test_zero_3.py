@@ -30,7 +30,7 @@ def updates(tmp_path_factory: pytest.TempPathFactory, models: Callable[..., Path
 
 
 def printed(folder: Path, models: list[Path], count: int) -> dict[str, Any]:
-    """What the first of so many ranks prints."""
+    """The JSON that the first of so many ranks prints."""
     bound = socket.create_server(("127.0.0.1", 0))
     port = bound.getsockname()[1]
     meeting = host_meeting(bound)

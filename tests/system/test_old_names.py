@@ -6,11 +6,13 @@ import dataclasses
 import pickle
 import subprocess
 import sys
+import warnings
 from importlib import import_module
 
 import numpy as np
 import pytest
 
+from mmrl.cluster.process import _show_warnings_once
 from mmrl.errors import OldNameWarning
 from mmrl.system.old_names import MOVED
 from mmrl.types import Credit, EncodedPrompt, Prompt
@@ -79,3 +81,13 @@ def test_an_encoded_prompt_has_the_columns_of_its_row_by_their_old_names():
         assert pickle.loads(pickle.dumps(prompt)).columns == {"unit": "cm"}
     with pytest.raises(AttributeError, match="no attribute 'colour'"):
         _ = prompt.colour
+
+
+def test_a_run_shows_a_warning_of_a_line_once_whoever_changes_filters(monkeypatch):
+    shown: list[str] = []
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *_: shown.append(str(message)))
+    _show_warnings_once()
+    for name in ("old", "old", "older"):
+        warnings.simplefilter("always", OldNameWarning)  # Python then forgets which it has shown
+        warnings.warn(f"{name} is now new", OldNameWarning, stacklevel=1)
+    assert shown == ["old is now new", "older is now new"]
