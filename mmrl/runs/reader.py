@@ -18,6 +18,7 @@ from mmrl.rollout.records.paging import GroupPages
 from mmrl.runs.checkpoints import Checkpoint, Checkpoints
 from mmrl.runs.files import LOCK, read_records, whole_size
 from mmrl.runs.history import finite_or_nan, metrics_of, read_metrics
+from mmrl.runs.standing import Standing, State, standing
 
 
 class Metrics(Mapping[str, float]):
@@ -166,6 +167,20 @@ class Run:
         except OSError:
             return False
         return False
+
+    @property
+    def standing(self) -> Standing:
+        """The run's state, and the reason why it stopped or failed.
+
+        Raises:
+            DataError: attempts.jsonl or events.jsonl is damaged.
+        """
+        return standing(self.path, is_live=self.is_live)
+
+    @property
+    def state(self) -> State:
+        """``waiting``, ``running``, ``done``, ``stopped`` or ``failed``, as ``standing`` says."""
+        return self.standing.state
 
     def __fspath__(self) -> str:
         return os.fspath(self.path)
