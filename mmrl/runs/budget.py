@@ -10,6 +10,7 @@ from typing import Any
 
 from mmrl.config.sections import Config
 from mmrl.errors import ResourceError
+from mmrl.ops.time_left import times_due
 from mmrl.system.report import rows
 
 _RECORD_BYTES_PER_TOKEN = 24
@@ -106,7 +107,7 @@ class Arithmetic:
 
 def _evaluations(config: Config) -> int:
     trainer = config.trainer
-    return 2 + (trainer.steps - 1) // trainer.eval_every if trainer.eval_every else 0
+    return 1 + times_due(trainer.eval_every, 0, trainer.steps) if trainer.eval_every else 0
 
 
 def _times(count: int, what: str) -> str:

@@ -161,10 +161,12 @@ class RunDirectory:
         """Write environment.json."""
         replace_file(self.path / "environment.json", json.dumps(self._redact.plain(provenance), indent=2) + "\n")
 
-    def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one step to metrics.jsonl; ``time`` is in seconds since 1970."""
-        self._append("metrics.jsonl", {"step": step, "attempt": self.attempt, "time": time.time(), **metrics})
+    def append_metrics(self, step: int, metrics: Mapping[str, float]) -> dict[str, Any]:
+        """Append one step to metrics.jsonl; ``time`` is in seconds since 1970. Returns the line."""
+        line = {"step": step, "attempt": self.attempt, "time": time.time(), **metrics}
+        self._append("metrics.jsonl", line)
         self.has_steps |= step > 0
+        return line
 
     def metrics(self, names: Collection[str] | None = None) -> dict[int, dict[str, Any]]:
         """Each step's last record in metrics.jsonl, with these metrics; None is all of them."""

@@ -18,6 +18,7 @@ from mmrl.rollout.records.paging import GroupPages
 from mmrl.runs.checkpoints import Checkpoint, Checkpoints
 from mmrl.runs.files import LOCK, read_records, whole_size
 from mmrl.runs.history import finite_or_nan, metrics_of, read_metrics
+from mmrl.runs.pace import Pace
 from mmrl.runs.standing import Standing, State, standing
 
 
@@ -181,6 +182,19 @@ class Run:
     def state(self) -> State:
         """``waiting``, ``running``, ``done``, ``stopped`` or ``failed``, as ``standing`` says."""
         return self.standing.state
+
+    @property
+    def seconds_left(self) -> float | None:
+        """The seconds from its last line in metrics.jsonl to the end of its last step, at the pace of its last steps.
+
+        None if it is not at work, or no step was timed yet. ``trainer.stop_when`` may end it earlier.
+
+        Raises:
+            DataError: metrics.jsonl is damaged.
+        """
+        if not self.is_live:
+            return None
+        return Pace.of(self.path, self.config).seconds_left(max(self.metrics.steps, default=0))
 
     def __fspath__(self) -> str:
         return os.fspath(self.path)

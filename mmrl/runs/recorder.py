@@ -23,6 +23,7 @@ from mmrl.plugin_host.used import used_plugins
 from mmrl.runs.checkpoints import Checkpoints, write_json
 from mmrl.runs.directory import RunDirectory
 from mmrl.runs.monitoring import Monitoring, StepGroups, fault_of, used_monitors
+from mmrl.runs.pace import Pace
 from mmrl.runs.resumption import plain_config
 from mmrl.runs.tracking import Trackers, shown
 from mmrl.system.background import Background
@@ -54,6 +55,7 @@ class RunRecorder:
         self._writer = Background("mmrl-rollouts")
         self._monitoring = Monitoring(config, directory.path, self._monitor_fault)
         self._groups = StepGroups()
+        self._pace = Pace.of(directory.path, config.model_dump(mode="json"))
 
     @cached_property
     def _scores(self) -> dict[int, float]:
@@ -79,9 +81,9 @@ class RunRecorder:
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         values = {**values, "perf/memory_bytes_max": float(self._engine.memory_bytes_max())}
-        self._directory.append_metrics(step, values)
+        self._pace.note(self._directory.append_metrics(step, values))
         self._trackers.log(step, values)
-        self._console.step(step, values)
+        self._console.step(step, values, self._pace.seconds_left(step))
         self._warn_of_grades(values)
         if (name := self._config.trainer.best_metric) is None:
             return

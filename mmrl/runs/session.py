@@ -62,12 +62,13 @@ class TrainingRun:
         self._config = config = start.setup.config
         self._directory, self._interruption, self._origins = directory, interruption, origins
         self._profiled_steps, self._verbose = profiled_steps, verbose
-        self._console = Console(config.trainer.steps, mean=config.accuracy_mean)
+        self._console = Console(config.trainer.steps, mean=config.accuracy_mean, stops_at=config.trainer.stop_when)
 
     def train(self) -> None:
         """Train to the end; ranks that are lost or hang are started again from the last checkpoint."""
         config, setup, directory = self._config, self._setup, self._directory
         with ExitStack() as stack:
+            stack.enter_context(self._console.guarding())
             stack.callback(self._console.close)
             with garbage_kept():
                 _ = setup.algorithm, setup.num_adapter_weights  # first: their errors come before anything starts
@@ -130,6 +131,7 @@ class TrainingRun:
             directory.event("warning", message=f"after {stopped}: {type(error).__name__}: {error}")
             raise stopped from error
         finally:
+            self._console.close()
             directory.end_attempt(code, message)
 
     def _build_trainer(self, stack: ExitStack, scorer: Scorer, player: EpisodePlayer | None) -> Trainer:

@@ -146,9 +146,9 @@ class Trainer:
         self._saved = done if is_saved else None
         with self._run.interruption.deferred(), self._preparing(), self._recording():
             if done is None:
-                done, pending = 0, {}
+                done = 0
                 seed_generators(self._config.trainer.seed)
-                self._save(0, {}, self.state(), needed=False)
+                pending = self._saved_in(0, {}, needed=False)
             elif not is_saved:
                 self._save(done, pending or {}, self.state(), needed=True)
             if pending is not None:
@@ -203,16 +203,14 @@ class Trainer:
             raise
         needed = step == config.steps or self._run.interruption.stopped is not None
         if needed or config.saves(step):  # before the evaluation, which may fail: the weights are kept
-            start = time.perf_counter()
             try:
-                self._save(step, values, self.state(), needed=needed)
+                values |= self._saved_in(step, values, needed=needed)
             except BaseException:
                 if self._is_evaluated(step):  # the monitors see it with its evaluation, when the run goes on
                     self._recorder.log(step, values)
                 else:
                     self._log(step, values)
                 raise
-            values["perf/save_s"] = time.perf_counter() - start
         everything = self._conclude(step, values)
         if self._run.interruption.stopped is not None and self._saved != step:  # a signal came since a save was due
             self._save(step, values, self.state(), needed=True)
@@ -246,6 +244,12 @@ class Trainer:
             hint = suggestion(metric, values)
             message = f"trainer.stop_when: {metric} is in no step so far, so nothing ends the run early"
             self._recorder.event("warning", message="; ".join(filter(None, [message, hint])))
+
+    def _saved_in(self, step: int, values: Mapping[str, float], *, needed: bool) -> dict[str, float]:
+        """Write a checkpoint of the state as it is now; returns ``perf/save_s``."""
+        start = time.perf_counter()
+        self._save(step, values, self.state(), needed=needed)
+        return {"perf/save_s": time.perf_counter() - start}
 
     def _save(self, step: int, values: Mapping[str, float], state: Mapping[str, Any], *, needed: bool) -> None:
         """Write a checkpoint; one that is not ``needed`` may fail, if only for want of room."""

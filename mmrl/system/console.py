@@ -1,18 +1,20 @@
-"""A run's output on the terminal: one line a step, and a live bar within the step if someone is watching."""
+"""A run's output on the terminal: one line a step, and below the lines a bar that is drawn again while it works."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
 from mmrl.system.redaction import Redactor
+from mmrl.system.report import duration
 
 _MEAN = "mean"
 _COLUMNS = [
@@ -26,34 +28,44 @@ _COLUMNS = [
     ("policy/grad_norm", "grad {:.2g}"),
     ("perf/step_s", "{:.1f} s"),
 ]
+_REDRAWN_S = 0.1
+"""Least seconds from one drawing of the bar to the next."""
+_RUN_BAR = "step {n_fmt}/{total_fmt}{desc} |{bar:20}| {unit}"
 
 
 class Console:
-    """Lines on a stream; ``step 12/200  reward 0.53  acc 0.61  loss 0.012  len 6.2  zero 0.21  grad 1.3  1.8 s``.
+    """Lines on a stream; ``step 12/200  reward 0.53  acc 0.61  loss 0.012  len 6.2  zero 0.21  grad 1.3  1.8 s  6 min
+    left``.
 
     Where what tells right from wrong has other values than 0 and 1, ``eval`` is their mean; ``acc`` is the share of
     value 1.
 
-    The bar exists on a terminal only; other streams get whole lines and nothing else. A stream that nobody reads any
-    more, or that has no room, ends no run: its lines are dropped.
+    A terminal that can draw a line again has a bar: of the run from its first step on, and before it or without a run
+    of what is done at the moment. Other streams get whole lines and nothing else. A stream that nobody reads any more,
+    or that has no room, ends no run: its lines are dropped.
 
     Args:
+        num_steps: Steps of the run; 0 without one.
         mean: The metric that is the mean of what tells right from wrong.
+        stops_at: The condition that ends the run earlier, such as ``eval/accuracy >= 0.9``.
     """
 
-    def __init__(self, num_steps: int, stream: TextIO | None = None, *, mean: str | None = None) -> None:
-        self._num_steps, self._mean = num_steps, mean
+    def __init__(
+        self, num_steps: int, stream: TextIO | None = None, *, mean: str | None = None, stops_at: str | None = None
+    ) -> None:
+        self._num_steps, self._mean, self._stops_at = num_steps, mean, stops_at
         self._is_graded = False
         self._stream = stream or sys.stdout
-        self._is_terminal = self._stream.isatty()
+        self._draws = _draws(self._stream)
         self._bar: tqdm[None] | None = None
+        self._step, self._drawn_at = 0, 0.0
+        self._ends_at: float | None = None
         self._redact = Redactor()
 
     def line(self, text: str) -> None:
         """Print a text, its further lines indented; control characters are shown, secrets are not."""
-        self.close()
         shown = visible(self._redact(text), keep="\n").replace("\n", "\n  ")
-        with suppress(OSError):
+        with suppress(OSError), self._above():
             print(shown, file=self._stream, flush=True)
 
     def lines(self, lines: Iterable[str]) -> None:
@@ -61,32 +73,107 @@ class Console:
         for line in lines:
             self.line(line)
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Print a step's metrics, as far as they are there."""
+    def step(self, step: int, metrics: Mapping[str, float], seconds_left: float | None = None) -> None:
+        """Print a step's metrics, as far as they are there, and the time that is left."""
         width = len(str(self._num_steps))
         if self._mean is not None and (mean := metrics.get(self._mean)) is not None and "eval/accuracy" in metrics:
             self._is_graded |= mean != metrics["eval/accuracy"]
             metrics = {**metrics, **({_MEAN: mean} if self._is_graded else {})}
         shown = [form.format(metrics[name]) for name, form in _COLUMNS if name in metrics]
-        self.line("  ".join([f"step {step:{width}}/{self._num_steps}", *shown]))
+        self._step, self._ends_at = step, None if seconds_left is None else time.monotonic() + seconds_left
+        left = [] if step >= self._num_steps else self._left()
+        self.line("  ".join([f"step {step:{width}}/{self._num_steps}", *shown, *left]))
+
+    def _left(self) -> list[str]:
+        """The time that is left, if that is known."""
+        if self._ends_at is None:
+            return []
+        left = duration(max(0.0, self._ends_at - time.monotonic()))
+        return [f"{left} left, or until {self._stops_at}" if self._stops_at else f"{left} left"]
 
     def progress(self, phase: str, done: int, total: int) -> None:
-        """Move the live bar; on a terminal only."""
-        if not self._is_terminal:
+        """Tell how far a phase is; on a terminal only."""
+        now = time.monotonic()
+        if not self._draws or (done < total and now - self._drawn_at < _REDRAWN_S):
             return
+        self._drawn_at = now
         with suppress(OSError):
             if self._bar is None:
-                self._bar = tqdm(file=self._stream, leave=False, dynamic_ncols=True)
-            self._bar.set_description_str(visible(phase), refresh=False)
-            self._bar.total, self._bar.n = total, done
+                shape = {"bar_format": _RUN_BAR} if self._num_steps else {}
+                self._bar = tqdm(file=self._stream, leave=False, position=0, dynamic_ncols=True, **shape)
+            self._show(self._bar, visible(phase), done, total)
             self._bar.refresh()
 
+    def _show(self, bar: tqdm[None], phase: str, done: int, total: int) -> None:
+        """Give the bar its texts: of the run, where it is one's, else of the phase."""
+        if self._num_steps:
+            bar.total, bar.n = self._num_steps, self._step
+            bar.set_description_str("".join(f"  {left}" for left in self._left()), refresh=False)
+            bar.unit = f"{phase} {done}/{total}"
+        else:
+            bar.total, bar.n = total, done
+            bar.set_description_str(phase, refresh=False)
+
     def close(self) -> None:
-        """Take the live bar away."""
+        """Take the bar away."""
         bar, self._bar = self._bar, None
         if bar is not None:
             with suppress(OSError):
                 bar.close()
+
+    @contextmanager
+    def guarding(self) -> Iterator[None]:
+        """Prints of others in this block, such as a warning, come above the bar."""
+        with ExitStack() as stack:
+            if self._draws:
+                for redirect, stream in ((redirect_stdout, sys.stdout), (redirect_stderr, sys.stderr)):
+                    if stream.isatty():
+                        beside = _Beside(stream, self._above)
+                        stack.callback(beside.release)
+                        stack.enter_context(redirect(beside))
+            yield
+
+    @contextmanager
+    def _above(self) -> Iterator[None]:
+        """The bar is away in this block, and drawn again after it."""
+        if self._bar is None:
+            yield
+        else:
+            with tqdm.external_write_mode(file=self._stream):
+                yield
+
+
+class _Beside:
+    """A stream of a terminal that has a bar. It gets whole lines, each in a block in which the bar is away.
+
+    Args:
+        above: Such a block.
+    """
+
+    def __init__(self, stream: TextIO, above: Callable[[], AbstractContextManager[None]]) -> None:
+        self._stream, self._above, self._held = stream, above, ""
+
+    def write(self, text: str) -> int:
+        """Hold what is no whole line yet."""
+        lines, end, self._held = (self._held + text).rpartition("\n")
+        if end:
+            with self._above():
+                self._stream.write(lines + end)
+        return len(text)
+
+    def release(self) -> None:
+        """Write what is held."""
+        held, self._held = self._held, ""
+        with suppress(OSError, ValueError):
+            self._stream.write(held)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _draws(stream: TextIO) -> bool:
+    """True for a terminal that someone watches and that can draw a line again."""
+    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown") and not os.environ.get("CI")
 
 
 @contextmanager

@@ -99,3 +99,13 @@ def shortened(lines: Sequence[str], shown: int) -> list[str]:
 def counted(counts: Mapping[str, int]) -> str:
     """Names with their counts, the most frequent first: ``RGB 12, RGBA 3``."""
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a text of two units at most, such as ``42 s``, ``5 min 40 s`` or ``2 h 5 min``."""
+    seconds = round(seconds)
+    for unit, size, below, smaller in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if seconds >= size:
+            whole, rest = seconds // size, seconds % size // smaller
+            return f"{whole} {unit} {rest} {below}" if rest else f"{whole} {unit}"
+    return f"{seconds} s"

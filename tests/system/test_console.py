@@ -1,17 +1,46 @@
 import errno
+import fcntl
 import io
 import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
 
 import pytest
 
 from mmrl.system.console import Console, visible
+from mmrl.system.report import duration
 
 
 class Terminal(io.StringIO):
     def isatty(self):
         return True
+
+
+@pytest.fixture(autouse=True)
+def watched(monkeypatch):
+    """A terminal that can draw, on a machine that builds nothing for others."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("CI", raising=False)
+
+
+def screen(text, width=200):
+    """The lines of a terminal that has got the text."""
+    lines, column = [""], 0
+    for character in text:
+        if character == "\n":
+            lines.append("")
+        if character in "\r\n":
+            column = 0
+            continue
+        if column == width:
+            lines.append("")
+            column = 0
+        lines[-1] = lines[-1][:column].ljust(column) + character + lines[-1][column + 1 :]
+        column += 1
+    return [line.rstrip() for line in lines]
 
 
 def test_a_step_is_one_line_of_the_metrics_that_are_there():
@@ -33,17 +62,20 @@ def test_a_step_is_one_line_of_the_metrics_that_are_there():
     )
 
 
-def test_the_bar_is_for_terminals_and_goes_away_before_a_line():
+def test_the_bar_is_for_terminals_and_stays_below_the_lines():
     terminal, file = Terminal(), io.StringIO()
     for stream in (terminal, file):
         console = Console(10, stream)
-        console.progress("generate", 3, 8)
-        console.line("done")
+        console.progress("generate", 8, 8)
+        console.step(1, {"perf/step_s": 2.0}, 340.0)
+        console.progress("update", 1, 1)
+        console.line("warning: a step was slow")
+        shown = screen(stream.getvalue())
         console.close()
-    assert file.getvalue() == "done\n"
-    assert "generate" in terminal.getvalue()
-    assert "3/8" in terminal.getvalue()
-    assert terminal.getvalue().endswith("\rdone\n")
+    lines = ["step  1/10  2.0 s  5 min 40 s left", "warning: a step was slow"]
+    assert file.getvalue().splitlines() == lines
+    assert shown[:2] == [] or shown[:2] == lines
+    assert screen(terminal.getvalue()) == [*lines, ""]
 
 
 def test_control_characters_are_shown_and_not_obeyed():
@@ -108,3 +140,104 @@ def test_noise_is_shown_after_all_where_the_block_fails(tmp_path):
     done = diverting(str(tmp_path / "log"), "fail")
     assert done.stderr.startswith("from mmrl\nnoise of a library\n") and "it failed" in done.stderr
     assert "an earlier attempt" not in done.stderr and done.returncode == 1
+
+
+def running(stream, num_steps=130, **options):
+    """A console after the twelfth step, with its bar."""
+    console = Console(num_steps, stream, **options)
+    console.step(12, {"perf/step_s": 2.0}, 340.0)
+    console.progress("generate", 64, 64)
+    return console
+
+
+def test_the_bar_tells_the_step_the_time_that_is_left_and_the_phase_and_is_gone_at_the_end(monkeypatch):
+    terminal, now = Terminal(), [100.0]
+    monkeypatch.setattr("mmrl.system.console.time.monotonic", lambda: now[0])
+    console = running(terminal)
+    assert screen(terminal.getvalue())[-1] == "step 12/130  5 min 40 s left |#8                  | generate 64/64"
+    now[0] += 40.0  # within a step the time goes on
+    console.progress("update", 1, 4)
+    assert screen(terminal.getvalue())[-1] == "step 12/130  5 min left |#8                  | update 1/4"
+    console.close()
+    assert screen(terminal.getvalue()) == ["step  12/130  2.0 s  5 min 40 s left", ""]
+
+
+def test_the_bar_says_what_ends_the_run_earlier_and_the_last_step_has_no_time_left():
+    stream = io.StringIO()
+    console = running(stream, stops_at="eval/accuracy >= 0.9")
+    console.step(130, {}, 0.0)
+    until = "5 min 40 s left, or until eval/accuracy >= 0.9"
+    assert stream.getvalue() == f"step  12/130  2.0 s  {until}\nstep 130/130\n"
+
+
+@pytest.mark.parametrize("variable", ["TERM=dumb", "CI=true"])
+def test_a_terminal_that_cannot_draw_a_line_again_gets_plain_lines(monkeypatch, variable):
+    monkeypatch.setenv(*variable.split("="))
+    terminal = Terminal()
+    running(terminal).close()
+    assert terminal.getvalue() == "step  12/130  2.0 s  5 min 40 s left\n"
+
+
+def test_what_others_print_and_warn_of_comes_above_the_bar(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    console = Console(130)
+    with console.guarding():
+        console.step(12, {"perf/step_s": 2.0}, 340.0)
+        console.progress("generate", 64, 64)
+        print("half a ", end="")
+        print("line of a plugin")
+        print("UserWarning: a library is old", file=sys.stderr)
+        print("no end", end="", file=sys.stderr)
+        shown = screen(terminal.getvalue())
+        console.close()
+    bar = "step 12/130  5 min 40 s left |#8                  | generate 64/64"
+    assert shown[0] == "step  12/130  2.0 s  5 min 40 s left" and shown[1] == "half a line of a plugin"
+    assert shown[2] == "UserWarning: a library is old" and shown[-1] == bar
+    assert [line for line in shown if "#" in line] == [bar]
+    assert sys.stdout is terminal and terminal.getvalue().endswith("no end")
+
+
+RUNNING = """
+import sys
+from mmrl.system.console import Console
+
+console = Console(130)
+for step in (1, 2):
+    console.step(step, {"perf/step_s": 2.0, "reward/mean": 0.5}, 340.0)
+    console.progress("generate", 64, 64)
+console.line("warning: told")
+console.progress("update", 1, 1)
+print("ready", file=sys.stderr)
+input()
+console.close()
+"""
+
+
+@pytest.mark.parametrize("columns", [20, 34, 120])
+def test_the_bar_is_one_line_of_a_narrow_terminal(columns):
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    pipe = subprocess.PIPE
+    run = subprocess.Popen([sys.executable, "-c", RUNNING], stdin=pipe, stdout=theirs, stderr=pipe)
+    os.close(theirs)
+    assert run.stderr.readline() == b"ready\n"
+    text = os.read(ours, 65536).decode()
+    bar = "step 2/130  5 min 40 s left |▎                   | update 1/1"
+    step = "step   {}/130  reward 0.50  2.0 s  5 min 40 s left"
+    wrapped = [piece for line in (step.format(1), step.format(2), "warning: told") for piece in wrap(line, columns)]
+    assert screen(text, columns) == [*wrapped, bar[: columns - 1].rstrip()]
+    run.communicate(b"\n")
+    os.close(ours)
+    assert run.returncode == 0
+
+
+def wrap(line, columns):
+    return [line[place : place + columns].rstrip() for place in range(0, len(line), columns)]
+
+
+def test_a_duration_has_two_units_at_most():
+    seconds = [0.4, 42.4, 60, 340, 3600, 7500, 90000]
+    shown = ["0 s", "42 s", "1 min", "5 min 40 s", "1 h", "2 h 5 min", "1 d 1 h"]
+    assert [duration(each) for each in seconds] == shown

@@ -100,7 +100,7 @@ def evaluate(
             raise ConfigError("no prompt has an image to leave out", where="--blank-images: data.eval")
         blanks = [setup.encoder.blanked(each) for each in pictured]
         engine = _OnDemand(config, setup, interruption, stack)
-        console = Console(len(prompts), sys.stderr)
+        console = Console(0, sys.stderr)
         stack.callback(console.close)
         player = stack.enter_context(playing(setup))
         collector = Collector(config, engine, scorer, console.progress, penalties, event=_show, player=player)
