@@ -58,9 +58,9 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 MODULES = (
-    "text", "elements", "documents", "addresses", "charts", "tables", "runs", "curves", "filters", "members", "images",
-    "step_tables", "frame", "step", "tokens", "episodes", "group", "prompt", "plots", "evaluations", "comparison",
-    "about", "home", "keys", "live", "start",
+    "text", "elements", "documents", "addresses", "charts", "lines", "tables", "runs", "curves", "filters", "members",
+    "images", "step_tables", "frame", "step", "tokens", "episodes", "group", "prompt", "plots", "evaluations",
+    "comparison", "about", "home", "keys", "live", "start",
 )  # fmt: skip
 """The page's modules of JavaScript, each after those that it imports. No two declare the same name."""
 

@@ -1,8 +1,8 @@
 // The page of a run's metrics.
 
 import { address, addressWith, go, list, note, stepPath, wanted } from "./addresses.js";
-import { lineChart } from "./charts.js";
 import { checkbox, control, el, fold, heading, inLine, later, link, quiet, replace, visible } from "./elements.js";
+import { lineChart } from "./lines.js";
 import { alarmsOf, loadRuns, marksOf, nearest, pointsOf, recordedOf, runList } from "./runs.js";
 import { counted, number, plain } from "./text.js";
 

@@ -1,10 +1,10 @@
 // The page of evaluations.
 
 import { address, go, note, promptAddress, stepPath, wanted } from "./addresses.js";
-import { lineChart } from "./charts.js";
 import { load } from "./documents.js";
 import { choice, control, el, heading, inLine, later, link, quiet, replace } from "./elements.js";
 import { redrawn } from "./frame.js";
+import { lineChart } from "./lines.js";
 import { PAGE_ROWS, ordered, pager, table } from "./tables.js";
 import { counted, known, mean, number, plain, textOf, valueText } from "./text.js";
 

@@ -1,11 +1,11 @@
 // The page of one prompt over all epochs.
 
 import { address, encoded, go, stepPath, wanted } from "./addresses.js";
-import { lineChart } from "./charts.js";
 import { inReport, load, loadOr, report } from "./documents.js";
 import { el, fold, heading, inLine, link, quiet, textBlock } from "./elements.js";
 import { redrawn } from "./frame.js";
 import { pictureRow } from "./images.js";
+import { lineChart } from "./lines.js";
 import { keyOf, memberName } from "./members.js";
 import { KINDS } from "./runs.js";
 import { titleOf } from "./step.js";

@@ -1,8 +1,8 @@
 // A completion's tokens, coloured by a quantity.
 
 import { note, wanted } from "./addresses.js";
-import { lineChart } from "./charts.js";
 import { announce, choice, control, el, fold, quiet, visible } from "./elements.js";
+import { lineChart } from "./lines.js";
 import { countOf, turnsOf } from "./members.js";
 import { facts, table } from "./tables.js";
 import { extent, known, mean, number } from "./text.js";
