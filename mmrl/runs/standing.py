@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -34,18 +34,26 @@ def standing(run: Path, *, is_live: bool) -> Standing:
     Raises:
         DataError: attempts.jsonl or events.jsonl is damaged.
     """
+    attempts, events = (read_records(run / name) for name in ("attempts.jsonl", "events.jsonl"))
+    return standing_of(attempts, events, is_live=is_live)
+
+
+def standing_of(
+    attempts: Iterable[Mapping[str, Any]], events: Iterable[Mapping[str, Any]], *, is_live: bool
+) -> Standing:
+    """As ``standing``, of the lines of attempts.jsonl and events.jsonl."""
     if is_live:
         return Standing("running")
-    attempts = list(_attempts(run))
-    if attempts and attempts[-1][1].state == "done":
-        return attempts[-1][1]
-    found = [*attempts, *_events(run)]  # an error before the first attempt is only an event
+    tried = list(_attempts(attempts))
+    if tried and tried[-1][1].state == "done":
+        return tried[-1][1]
+    found = [*tried, *_events(events)]  # an error before the first attempt is only an event
     return sorted(found, key=lambda each: each[0])[-1][1] if found else Standing("waiting")
 
 
-def _attempts(run: Path) -> Iterator[tuple[float, Standing]]:
+def _attempts(records: Iterable[Mapping[str, Any]]) -> Iterator[tuple[float, Standing]]:
     """The time of each beginning and end of an attempt, and what the run was then taken for."""
-    for record in read_records(run / "attempts.jsonl"):
+    for record in records:
         code, message = record.get("exit_code"), str(record.get("message") or "")
         if code is None:
             yield _time(record), Standing("stopped", "it was killed")
@@ -55,8 +63,8 @@ def _attempts(run: Path) -> Iterator[tuple[float, Standing]]:
             yield _time(record), Standing("stopped" if code in (0, *_BY_SIGNAL) else "failed", message)
 
 
-def _events(run: Path) -> Iterator[tuple[float, Standing]]:
-    for record in read_records(run / "events.jsonl"):
+def _events(records: Iterable[Mapping[str, Any]]) -> Iterator[tuple[float, Standing]]:
+    for record in records:
         if record.get("kind") in ("error", "stopped"):
             state: State = "failed" if record["kind"] == "error" else "stopped"
             yield _time(record), Standing(state, str(record.get("message") or ""))
