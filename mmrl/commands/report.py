@@ -1,4 +1,4 @@
-"""``mmrl report``: writes a run as one HTML file, which opens from the disk without a server."""
+"""``mmrl report``: writes runs as one HTML file, which opens from the disk without a server."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ _MAX_MB = 15.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "mmrl report RUN [-o FILE] [--step N]... [--max-mb MB]"
-    parser.description = "Write a run as one HTML file that opens from the disk, offline: the viewer's page with its "
+    parser.usage = "mmrl report RUN... [-o FILE] [--step N]... [--max-mb MB]"
+    parser.description = "Write runs as one HTML file that opens from the disk, offline: the viewer's page with its "
     parser.description += "data inside. It holds what fits, and says what it leaves out."
-    parser.add_argument("run_dir", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, or a sweep's for all its runs"
+    )
     text = "the file to write (default: report.html); an earlier report is replaced"
     parser.add_argument("-o", "--output", type=Path, default=Path("report.html"), metavar="FILE", help=text)
     text = "show the rollouts of this step, or of A-B; repeat for more; by default the first, the last and some between"
@@ -27,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from mmrl.commands.arguments import chosen_steps
     from mmrl.runs.files import replace_file
-    from mmrl.runs.reader import load_run
+    from mmrl.viewer.folder import viewed_runs
     from mmrl.viewer.report import is_report, make_report
 
     if not 0 < arguments.max_mb <= 1000:
@@ -39,8 +41,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{output} is a file that is no report", where="--output", remedy="name another file")
     steps = None
     if arguments.step:
-        steps = chosen_steps(arguments.step, load_run(arguments.run_dir).rollout_steps, str(arguments.run_dir))
-    report = make_report(arguments.run_dir, steps, arguments.max_mb)
+        known = sorted({step for each in viewed_runs(arguments.runs) for step in each.files("step")})
+        steps = chosen_steps(arguments.step, known, ", ".join(map(str, arguments.runs)))
+    report = make_report(arguments.runs, steps, arguments.max_mb)
     text = report.html()
     replace_file(output, text)
     left = [f"it leaves out: {each}" for each in report.left_out]

@@ -13,8 +13,12 @@ _PORTS = range(1024, 65536)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "mmrl view RUN... [--port N] [--no-browser]"
     parser.description = "Show recorded runs, live ones too, in a browser: curves, rollouts with images and tokens, "
-    parser.description += "evaluations, configs. Several runs are compared. Ctrl-C ends it."
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
+    parser.description += (
+        "evaluations, configs. Several runs are compared, seeds of one setting as a band. Ctrl-C ends it."
+    )
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, or a sweep's for all its runs"
+    )
     text = "the port on 127.0.0.1; by default a free one. On another machine: ssh -L N:127.0.0.1:N HOST"
     parser.add_argument("--port", type=int, default=0, metavar="N", help=text)
     parser.add_argument("--no-browser", action="store_true", help="only print the address")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,8 +15,9 @@ from mmrl.errors import DataError, MMRLError
 from mmrl.rollout.records import recorded_evaluations, recorded_steps
 from mmrl.rollout.records.paging import GroupPages
 from mmrl.runs.reader import Run, load_run
+from mmrl.runs.sweeps import SWEEP, is_sweep, read_sweep
 from mmrl.types import ENVIRONMENT
-from mmrl.viewer.contained import MAX_IMAGE, open_contained, read_contained, read_records
+from mmrl.viewer.contained import MAX_IMAGE, open_contained, read_contained, read_object, read_records
 from mmrl.viewer.documents import NotThere
 from mmrl.viewer.lines import FITS
 from mmrl.viewer.tokens import Vocabulary
@@ -28,10 +30,44 @@ _KEPT = 64
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
+def viewed_runs(paths: Sequence[Path], *, is_sent: bool = False) -> Iterator[ViewedRun]:
+    """The runs in these folders, each a run's or a sweep's.
+
+    Raises:
+        DataError: A sweep's record is damaged.
+    """
+    for path in paths:
+        if is_sweep(path):
+            _, problem = read_object(folder := path.expanduser().absolute(), folder / SWEEP)
+            if problem:
+                raise DataError(problem, where=str(folder))
+            sweep = read_sweep(folder)
+            for each in sweep.points:
+                point = ViewedPoint(sweep.path, each.values, each.seed)
+                yield ViewedRun(each.run.path, is_sent=is_sent, point=point)
+        else:
+            yield ViewedRun(path, is_sent=is_sent)
+
+
+@dataclass(frozen=True)
+class ViewedPoint:
+    """The place of a run in a sweep.
+
+    Attributes:
+        sweep: The sweep's folder.
+        values: The value of each axis, by dotted key.
+    """
+
+    sweep: Path
+    values: Mapping[str, Any]
+    seed: int
+
+
 class ViewedRun:
     """A run that is shown.
 
     Args:
+        point: Its place, if it is a sweep's.
         is_sent: True if others get what is shown: rollouts too may then lie in its folder only, and where that is is
             not told.
 
@@ -40,8 +76,8 @@ class ViewedRun:
         lock: Held by whoever reads it: one thread at a time.
     """
 
-    def __init__(self, path: Path, *, is_sent: bool = False) -> None:
-        self.path, self.is_sent = path.expanduser().absolute(), is_sent
+    def __init__(self, path: Path, *, is_sent: bool = False, point: ViewedPoint | None = None) -> None:
+        self.path, self.is_sent, self.point = path.expanduser().absolute(), is_sent, point
         self.name = self.path.name
         self.lock = threading.Lock()
         self._kept: dict[Any, OrderedDict[Path, tuple[Any, Any]]] = {}
@@ -57,7 +93,7 @@ class ViewedRun:
         try:
             load_run(self.path)
         except MMRLError as error:
-            return str(error)
+            return str(error) if self.point is None else "this point of the sweep has not begun"
         return None
 
     @property

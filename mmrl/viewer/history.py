@@ -58,17 +58,31 @@ def run_document(run: ViewedRun) -> Document:
 
 def metrics_document(run: ViewedRun) -> Document:
     """Every metric as a curve over the steps that count."""
+    found: Document = _metrics(run)[0]
+    return found
+
+
+def seconds_of(run: ViewedRun) -> float | None:
+    """The seconds that its attempts took; one without an end lasts until its last step. None without an attempt."""
+    attempts, last = _attempts(run.lines(ATTEMPTS)[0]), _metrics(run)[1]
+    took = [(each["end"] or max(last, each["begin"])) - each["begin"] for each in attempts if each["begin"] is not None]
+    return sum(took) if took else None
+
+
+def _metrics(run: ViewedRun) -> tuple[Document, float]:
+    """The document of the metrics, and the time at which the last line was written."""
     attempts, _ = run.lines(ATTEMPTS)
 
-    def read() -> Document:
+    def read() -> tuple[Document, float]:
         lines, problem = read_records(run.path, run.path / METRICS, FITS[METRICS])
         steps = metrics_that_count(attempts, lines)
         names, left_out = _names_of(steps)
         curves = {name: [values.get(name) for values in steps.values()] for name in names}
-        return {"steps": list(steps), "curves": curves, "problem": "; ".join(filter(None, [problem, left_out])) or None}
+        problems = "; ".join(filter(None, [problem, left_out])) or None
+        times = [time for each in lines if isinstance(time := each.get("time"), int | float)]
+        return {"steps": list(steps), "curves": curves, "problem": problems}, max(times, default=0.0)
 
-    found: Document = run.kept(("metrics", len(attempts)), run.path / METRICS, read)
-    return found
+    return run.kept(("metrics", len(attempts)), run.path / METRICS, read)
 
 
 def _names_of(steps: Mapping[int, Mapping[str, float]]) -> tuple[list[str], str]:

@@ -15,9 +15,10 @@ from pathlib import Path
 from mmrl.errors import ConfigError, MMRLError
 from mmrl.system.redaction import Redactor
 from mmrl.viewer.documents import Document, NotThere
-from mmrl.viewer.folder import ViewedRun
+from mmrl.viewer.folder import ViewedRun, viewed_runs
 from mmrl.viewer.groups import group_document
 from mmrl.viewer.history import events_document, ledger_document, metrics_document, run_document
+from mmrl.viewer.overview import overview_document
 from mmrl.viewer.steps import evaluations_document, prompt_document, search, step_document
 
 _NUMBER = "[0-9]{1,9}"
@@ -58,9 +59,9 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 MODULES = (
-    "text", "elements", "documents", "addresses", "charts", "lines", "tables", "runs", "curves", "filters", "members",
-    "images", "step_tables", "frame", "step", "tokens", "episodes", "group", "prompt", "plots", "evaluations",
-    "comparison", "about", "home", "keys", "live", "start",
+    "text", "elements", "documents", "addresses", "charts", "lines", "tables", "runs", "bands", "curves", "filters",
+    "members", "images", "step_tables", "frame", "step", "tokens", "episodes", "group", "prompt", "plots",
+    "evaluations", "overview", "comparison", "about", "home", "keys", "live", "start",
 )  # fmt: skip
 """The page's modules of JavaScript, each after those that it imports. No two declare the same name."""
 
@@ -81,6 +82,7 @@ class Pages:
     """The documents of some runs; may be asked from several threads.
 
     Args:
+        runs: Folders of runs and of sweeps, whose points are runs.
         is_sent: True if others get them, as in ``ViewedRun``.
 
     Raises:
@@ -88,10 +90,12 @@ class Pages:
     """
 
     def __init__(self, runs: Sequence[Path], *, is_sent: bool = False) -> None:
-        self.runs = [ViewedRun(path, is_sent=is_sent) for path in runs]
+        self.runs = list(viewed_runs(runs, is_sent=is_sent))
+        if not self.runs:
+            raise ConfigError("the sweep has no runs", where=", ".join(map(str, runs)))
         for run, name in zip(self.runs, _names([run.path for run in self.runs]), strict=True):
             run.name = name
-        problems = [run.problem for run in self.runs if run.problem is not None]
+        problems = [run.problem for run in self.runs if run.problem is not None and run.point is None]
         if len(problems) == len(self.runs):
             raise ConfigError("\n".join(problems))
 
@@ -141,6 +145,8 @@ class Pages:
                 {"run": number, "name": run.name, "path": run.shown_path, "problem": run.problem}
                 for number, run in enumerate(self.runs)
             ]
+        if resource == "overview":
+            return overview_document(self.runs)
         name, _, rest = resource.partition("/")
         number, slash, rest = rest.partition("/")
         for pattern, make in _DOCUMENTS.items():

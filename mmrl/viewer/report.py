@@ -1,19 +1,20 @@
-"""A run as one HTML file: the page with its documents and thumbnails inside, which needs no server and no network.
+"""Runs as one HTML file: the page with its documents and thumbnails inside, which needs no server and no network.
 
-The file holds what fits: the run's history first, then tables of some steps, then their groups in turn, so that each
-step shows some. What it leaves out is told in it.
+The file holds what fits: the runs' histories first, then tables of some steps of each, then their groups in turn, so
+that each step shows some. What it leaves out is told in it.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +23,20 @@ from mmrl.system.version import __version__
 from mmrl.viewer.documents import Document, NotThere
 from mmrl.viewer.folder import ViewedRun
 from mmrl.viewer.pages import Pages, page_file, page_script
+from mmrl.viewer.thinning import thinned
+from mmrl.viewer.thumbnails import SHRUNK, SIDE, thumbnails
 
 MAX_MB = 15.0
 """Millions of bytes of a report, by default."""
 _BETWEEN = 6
 """Steps between the first and the last one, by default."""
-_SIDE = 256
-"""Pixels of a thumbnail's longer side."""
-_SMALL = 6000
-"""Bytes of a PNG file that is its own thumbnail."""
-_SHRUNK = "data:image/jpeg;base64,"
-_MOST_PIXELS = 2**26
 _TITLE = b"<title>mmrl</title>"
-_HISTORY = ("runs", "run/0", "run/0/metrics", "run/0/events", "run/0/evaluations", "run/0/ledger")
-"""The most wanted first."""
+_CURVES = 0.6
+"""The share of the room that curves may take; those of more have fewer steps."""
+_TABLES = 0.5
+"""The share of what is left then that tables of several runs' steps may take: groups get the rest."""
+_SENTENCES = 2000
+"""Bytes for what is said of a run that is left out in part."""
 
 
 @dataclass
@@ -52,11 +53,11 @@ class PageReport:
     media: dict[str, str] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
 
-    def add(self, resource: str, document: Document, media: dict[str, str] | None = None) -> bool:
-        """Take in a document with its thumbnails if there is room; False if there is none."""
+    def add(self, resource: str, document: Document, media: dict[str, str] | None = None, least: int = 0) -> bool:
+        """Take in a document with its thumbnails; False if there is no room, or less than ``least`` would be left."""
         new = {name: uri for name, uri in (media or {}).items() if name not in self.media}
         size = len(_escaped({resource: document})) + sum(len(name) + len(uri) + 8 for name, uri in new.items())
-        if size > self.room:
+        if size > self.room - least:
             return False
         self.room -= size
         self.documents[resource] = document
@@ -70,33 +71,30 @@ class PageReport:
         return _html(_escaped({**data, "made": f"{made} by mmrl {__version__}"}))
 
 
-def make_report(path: Path, steps: Sequence[int] | None = None, max_mb: float = MAX_MB) -> PageReport:
-    """The report of a run.
+def make_report(paths: Sequence[Path], steps: Sequence[int] | None = None, max_mb: float = MAX_MB) -> PageReport:
+    """The report of some runs.
 
     Args:
-        steps: Steps that it shows; None chooses the first, the last and some between.
+        paths: Folders of runs and of sweeps.
+        steps: Steps that it shows; None chooses the first, the last and some between of each run.
 
     Raises:
         ConfigError: There is no run, or no room even for its history.
-        DataError: One of the steps was not recorded.
+        DataError: One of the steps was not recorded, or a sweep's record is damaged.
     """
-    pages = Pages([path], is_sent=True)
-    run = pages.runs[0]
-    known = list(run.files("step"))
+    pages = Pages(paths, is_sent=True)
+    readable = [number for number, run in enumerate(pages.runs) if run.problem is None]
+    known = sorted({step for number in readable for step in pages.runs[number].files("step")})
     if missing := sorted(set(steps or ()) - set(known)):
-        possible = ", ".join(map(str, known)) or "none yet"
-        raise DataError(f"there are no rollouts of step {missing[0]}", where=str(path), possible=possible)
-    report = PageReport(int(max_mb * 1e6) - len(_html(_escaped({"left_out": "x" * 2000}))))
-    for resource in _HISTORY:
-        if not report.add(resource, pages.document(resource)):
-            if resource in _HISTORY[:2]:
-                raise ConfigError(f"a report of {max_mb:g} MB has no room for the run", where="--max-mb")
-            report.left_out.append(f"{resource.rpartition('/')[2]}: larger than the room that was left")
-    shown = list(steps or spread(known))
-    places = [("step", step) for step in [*shown[:1], *shown[:0:-1]]]  # the first one and the last one first
-    places += [(kind, step) for kind in ("evaluation", "blank") for step in list(run.files(kind))[-1:]]
-    _add_steps(report, pages, places)
-    _tell_rest(report, run)
+        possible, where = ", ".join(map(str, known)) or "none yet", ", ".join(map(str, paths))
+        raise DataError(f"there are no rollouts of step {missing[0]}", where=where, possible=possible)
+    sentences = "x" * _SENTENCES * len(pages.runs)
+    report = PageReport(int(max_mb * 1e6) - len(_html(_escaped({"left_out": sentences}))))
+    held = _add_histories(report, pages, readable, max_mb)
+    each = [_places(pages.runs[number], number, steps) for number in held]
+    waves = (place for wave in zip_longest(*each) for place in wave if place is not None)
+    told = _add_steps(report, pages, list(waves), is_of_several=len(pages.runs) > 1)
+    _tell_rest(report, pages, held, told)
     return report
 
 
@@ -115,87 +113,106 @@ def spread(steps: Sequence[int]) -> list[int]:
     return [steps[round(place * (len(steps) - 1) / (count - 1))] for place in range(count)]
 
 
-def _add_steps(report: PageReport, pages: Pages, places: Sequence[tuple[str, int]]) -> None:
-    """Add the tables of steps and then their groups, one of each step in turn, until there is no room."""
+def _add_histories(report: PageReport, pages: Pages, readable: Sequence[int], max_mb: float) -> list[int]:
+    """Add the list of runs, and of each its facts, curves, events, evaluations and ledger; returns those that fit."""
+    first = ["runs", "overview"] if len(pages.runs) > 1 else ["runs"]
+    has_list = all(report.add(resource, pages.document(resource)) for resource in first)
+    held = [number for number in readable if report.add(f"run/{number}", pages.document(f"run/{number}"))]
+    if not has_list or not held:
+        raise ConfigError(f"a report of {max_mb:g} MB has no room for the run", where="--max-mb")
+    if others := len(readable) - len(held):
+        report.left_out.append(f"{others} of {len(readable)} runs, which did not fit; --max-mb makes room")
+    curves = {f"run/{number}/metrics": pages.document(f"run/{number}/metrics") for number in held}
+    curves, every = thinned(curves, int(report.room * (_CURVES if len(pages.runs) > 1 else 1)))
+    if every > 1:
+        report.left_out.append(f"curves: one step of {every}, the last one, and those of rare metrics are inside")
+    for name in ("metrics", "events", "evaluations", "ledger"):
+        resources = [f"run/{number}/{name}" for number in held]
+        documents = ((each, curves[each] if each in curves else pages.document(each)) for each in resources)
+        if missing := [resource for resource, document in documents if not report.add(resource, document)]:
+            of = f" of {len(missing)} of {len(held)} runs" if len(pages.runs) > 1 else ""
+            report.left_out.append(f"{name}{of}: larger than the room that was left")
+    return held
+
+
+def _places(run: ViewedRun, number: int, steps: Sequence[int] | None) -> list[str]:
+    """The tables of a run that a report shows, the most wanted first."""
+    known = list(run.files("step"))
+    shown = spread(known) if steps is None else [step for step in steps if step in known]
+    places = [("step", step) for step in [*shown[:1], *shown[:0:-1]]]  # the first one and the last one first
+    places += [(kind, step) for kind in ("evaluation", "blank") for step in list(run.files(kind))[-1:]]
+    return [f"run/{number}/{kind}/{step}" for kind, step in places]
+
+
+def _add_steps(report: PageReport, pages: Pages, places: Sequence[str], *, is_of_several: bool) -> dict[str, list[str]]:
+    """Add the tables of steps and then their groups, one of each step in turn, until there is no room.
+
+    Returns:
+        Sentences on those that are not inside, by the run's number.
+    """
     waiting: dict[str, Iterator[int]] = {}
     counts: dict[str, list[int]] = {}
-    for kind, step in places:
-        resource = f"run/0/{kind}/{step}"
-        table = pages.document(resource)
-        if not report.add(resource, table):
-            report.left_out.append(f"{kind} {step}: its table is larger than the room that was left")
+    lacking = defaultdict[str, list[str]](list)
+    kept = int(report.room * (1 - _TABLES)) if is_of_several else 0
+    for place in places:
+        table = pages.document(place)
+        if not report.add(place, table, None, kept):
+            if is_of_several:  # the runs' first tables have come first; reading all the others would take minutes
+                break
+            _, number, kind, step = place.split("/")
+            lacking[number].append(f"{kind} {step}: its table is larger than the room that was left")
         elif "groups" in table:
             numbers = [each["group"] for each in table["groups"]]
-            waiting[resource], counts[resource] = iter(numbers), [0, len(numbers)]
+            waiting[place], counts[place] = iter(numbers), [0, len(numbers)]
     while waiting:
-        for resource in list(waiting):
-            number = next(waiting[resource], None)
-            if number is None or not _add_group(report, pages, f"{resource}/group/{number}"):
-                del waiting[resource]
+        for place in list(waiting):
+            group = next(waiting[place], None)
+            if group is None or not _add_group(report, pages, place, group):
+                del waiting[place]
             else:
-                counts[resource][0] += 1
-    for resource, (held, there) in counts.items():
+                counts[place][0] += 1
+    for place, (held, there) in counts.items():
         if held < there:
-            name = " ".join(resource.split("/")[2:])
-            report.left_out.append(f"{name}: {there - held} of {there} groups, which did not fit")
+            _, number, kind, step = place.split("/")
+            lacking[number].append(f"{kind} {step}: {there - held} of {there} groups, which did not fit")
+    return lacking
 
 
-def _add_group(report: PageReport, pages: Pages, resource: str) -> bool:
+def _add_group(report: PageReport, pages: Pages, place: str, group: int) -> bool:
+    resource = f"{place}/group/{group}"
     try:
         document = pages.document(resource)
     except NotThere as error:  # a group whose number no address can have
         document = {"problem": str(error)}
-    return report.add(resource, document, _thumbnails(pages.runs[0], document))
+    return report.add(resource, document, thumbnails(pages.run(place.split("/")[1]), document))
 
 
-def _tell_rest(report: PageReport, run: ViewedRun) -> None:
+def _tell_rest(report: PageReport, pages: Pages, held: Sequence[int], lacking: Mapping[str, Sequence[str]]) -> None:
+    """Tell the things that are not inside: a sentence for each, or one for each of several runs."""
+    for number, run in enumerate(pages.runs):
+        found = [*lacking.get(str(number), ()), *_rest_of(report, run, number)] if number in held else []
+        if len(pages.runs) == 1:
+            report.left_out += found
+        elif run.problem is not None:
+            report.left_out.append(f"{run.name}: {run.problem}".replace(str(run.path), run.shown_path))
+        elif found:
+            report.left_out.append(f"{run.name}: {'; '.join(found)}"[: _SENTENCES // 8])
+    if any(each.startswith(SHRUNK) for each in report.media.values()):
+        report.left_out.append(f"large pictures: they have at most {SIDE} pixels a side here")
+
+
+def _rest_of(report: PageReport, run: ViewedRun, number: int) -> Iterator[str]:
     known = list(run.files("step"))
-    inside = [step for step in known if f"run/0/step/{step}" in report.documents]
+    inside = [step for step in known if f"run/{number}/step/{step}" in report.documents]
     if others := len(known) - len(inside):
         names = ", ".join(map(str, inside)) or "none"
-        what = f"rollouts of {others} of {len(known)} recorded steps (inside: {names}); --step N chooses"
-        report.left_out.append(what)
+        yield f"rollouts of {others} of {len(known)} recorded steps (inside: {names}); --step N chooses"
     for kind, name in (("evaluation", "evaluations"), ("blank", "evaluations with blank pictures")):
-        if (count := len(run.files(kind))) > 1:
-            report.left_out.append(f"answers of {count - 1} of {count} {name}: the last one is inside")
-    if any(each.startswith(_SHRUNK) for each in report.media.values()):
-        report.left_out.append(f"large pictures: they have at most {_SIDE} pixels a side here")
-
-
-def _thumbnails(run: ViewedRun, document: Any) -> dict[str, str]:
-    """A data URI for each image that a document names, by hash; those that cannot be read are missing."""
-    names = dict.fromkeys(_hashes(document))
-    return {name: uri for name in names if (uri := _thumbnail(run, name)) is not None}
-
-
-def _hashes(value: Any) -> Iterator[str]:
-    """The hash of each image in a document."""
-    if isinstance(value, dict):
-        if {"hash", "width", "height"} <= value.keys() and isinstance(value["hash"], str):
-            yield value["hash"]
-        for inner in value.values():
-            yield from _hashes(inner)
-    elif isinstance(value, list) and value and isinstance(value[0], dict | list):
-        for inner in value:
-            yield from _hashes(inner)
-
-
-def _thumbnail(run: ViewedRun, name: str) -> str | None:
-    from PIL import Image
-
-    with suppress(Exception):  # Pillow's decoders raise whatever they like, of a file that may be hostile
-        data = run.image(name)
-        with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
-            if len(data) <= _SMALL and max(image.size) <= _SIDE:
-                return f"data:image/png;base64,{base64.b64encode(data).decode()}"
-            if image.width * image.height > _MOST_PIXELS:
-                return None
-            small = image.convert("RGB")
-            small.thumbnail((_SIDE, _SIDE))
-            file = io.BytesIO()
-            small.save(file, "JPEG", quality=80)
-        return _SHRUNK + base64.b64encode(file.getvalue()).decode()
-    return None
+        files = list(run.files(kind))
+        if files and f"run/{number}/{kind}/{files[-1]}" not in report.documents:
+            yield f"answers of all {len(files)} {name}"
+        elif len(files) > 1:
+            yield f"answers of {len(files) - 1} of {len(files)} {name}: the last one is inside"
 
 
 def _escaped(value: Any) -> str:

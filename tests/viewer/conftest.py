@@ -54,7 +54,7 @@ def viewer(driver: Chrome, url: str) -> Iterator[Viewer]:
 @pytest.fixture(scope="module")
 def report(runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("report") / "report.html"
-    file.write_text(make_report(runs[0], [2]).html())
+    file.write_text(make_report([runs[0]], [2]).html())
     return file
 
 

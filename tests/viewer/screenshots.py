@@ -1,11 +1,11 @@
-"""Pictures of the viewer's pages, as the README shows them: curves with an alarm, a group, tokens and an episode.
+"""Pictures of the viewer's pages, as the README shows them: curves with an alarm, a group, tokens, an episode, a sweep.
 
     python -m tests.viewer.screenshots FOLDER [--dark] [NAME=RUN:ADDRESS ...]
 
-NAME is curves, group, tokens, episode or any other name of a file; RUN is a run's folder and ADDRESS what follows
-`#/run/0/` in the page. Without them the four are taken of a small run that is made for it.
+NAME is curves, group, tokens, episode, sweep or any other name of a file; RUN is the folder of a run or a sweep and
+ADDRESS what follows `#/` in the page. Without them the five are taken of a small run and a sweep that are made for it.
 
-    python -m tests.viewer.screenshots pictures 'group=runs/digits:step/40/group/3' 'tokens=runs/digits:step/40/group/3'
+    python -m tests.viewer.screenshots pictures 'group=runs/digits:run/0/step/40/group/3' 'sweep=runs/rates:compare'
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from PIL import Image
 
 from tests.viewer.browser import Viewer, chromium, missing, served
 from tests.viewer.made_run import make_run
+from tests.viewer.made_sweep import make_sweep
 
 MADE = {
-    "curves": "curves?q=reward eval loss length",
-    "group": "step/2/group/0?color=advantage",
-    "tokens": "step/2/group/0?member=1&view=tokens&color=entropy",
-    "episode": "step/2/group/3?member=0&view=episode",
+    "curves": "run/0/curves?q=reward eval loss length",
+    "group": "run/0/step/2/group/0?color=advantage",
+    "tokens": "run/0/step/2/group/0?member=1&view=tokens&color=entropy",
+    "episode": "run/0/step/2/group/3?member=0&view=episode",
 }
 """The addresses in the made run."""
 _WIDTH, _HEIGHT, _SCALE = 1200, 760, 1.5
@@ -79,11 +80,12 @@ def main() -> int:
 def _made(folder: Path) -> Iterator[Shot]:
     run = make_run(folder / "shapes")
     yield from (Shot(name, run, address) for name, address in MADE.items())
+    yield Shot("sweep", make_sweep(folder / "rates"), "compare?sort=-last:eval/accuracy")
 
 
 def picture(viewer: Viewer, shot: Shot) -> bytes:
     """A PNG file of the page, with few colours so that it is small."""
-    viewer.open(f"run/0/{shot.address}")
+    viewer.open(shot.address)
     if viewer.count(".card"):
         viewer.until(lambda: viewer.count("path.line"), "curves are drawn")
     viewer.script("for (const each of document.images) each.loading = 'eager'")  # also those below the window

@@ -85,7 +85,7 @@ def test_a_damaged_file_is_a_sentence(
     for each in others:
         if each not in depends.get(name, []):
             assert now.document(f"run/0{each}") == before.document(f"run/0{each}"), each
-    make_report(run).html()
+    make_report([run]).html()
 
 
 def test_a_damaged_line_hides_no_other(run: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_group_that_no_address_can_name_is_a_sentence_in_a_report(run: Path) -
     (run / "rollouts" / "step-000001.parquet").unlink()
     lines = [json.loads(line) | {"group": -1} for line in SCHEMA_1.read_text().splitlines()]
     (run / "rollouts" / "step-000001.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert "there is no such document" in make_report(run).documents["run/0/step/1/group/-1"]["problem"]
+    assert "there is no such document" in make_report([run]).documents["run/0/step/1/group/-1"]["problem"]
 
 
 def test_there_are_no_more_metrics_than_a_page_can_show(run: Path) -> None:
@@ -222,7 +222,7 @@ def test_links_that_lead_out_of_the_run_are_not_followed(run: Path, secret: Path
         (run / name).unlink()
         (run / name).symlink_to(secret)
     documents = [asked(run, part) for part in RESOURCES]
-    assert "hunter22" not in json.dumps(documents) and "hunter22" not in make_report(run).html()
+    assert "hunter22" not in json.dumps(documents) and "hunter22" not in make_report([run]).html()
     for name in SMALL:
         said = f"{name} is a link that leads out of the run's folder, and is not read"
         assert said in documents[3 if name == "ledger.jsonl" else 0]["problem"], name
@@ -245,7 +245,7 @@ def test_rollouts_of_another_folder_are_shown_but_not_sent(run: Path, tmp_path: 
         (run / name).rename(tmp_path / name)
         (run / name).symlink_to(tmp_path / name)
     assert len(asked(run, "/step/1")["groups"]) == 5
-    report = make_report(run)
+    report = make_report([run])
     said = "step-000001.parquet is a link that leads out of the run's folder, and is not read"
     assert report.documents["run/0/step/1"] == {"problem": said}
     assert report.documents["run/0/evaluations"]["prompts"] == [] and "the circle" not in report.html()
@@ -255,7 +255,7 @@ def test_a_sentence_of_a_report_does_not_tell_where_the_folder_is(run: Path) -> 
     fill(run / "rollouts" / "step-000001.parquet")
     fill(run / "evaluations" / "step-000000.parquet")
     (run / "config.yaml").write_text("]")
-    said = make_report(run).html()
+    said = make_report([run]).html()
     assert str(run.parent) not in said and "run/rollouts/step-000001.parquet" in said and "run/config.yaml" in said
 
 
@@ -268,7 +268,7 @@ def test_pipes_are_not_waited_for(run: Path) -> None:
     assert not found["live"] and "ledger.jsonl is no regular file" in asked(run, "/ledger")["problem"]
     assert all(f"{name} is no regular file" in found["problem"] for name in SMALL if name != "ledger.jsonl")
     assert all("no regular file" in asked(run, part)["problem"] for part in ("/step/1", "/evaluations"))
-    make_report(run).html()
+    make_report([run]).html()
 
 
 def test_devices_and_huge_files_are_not_read(run: Path) -> None:
@@ -364,7 +364,7 @@ def test_a_run_that_has_only_begun_is_shown(tmp_path: Path) -> None:
     assert found["steps"] == [] and found["problem"] is None and found["last_step"] == 0 and found["config"] == {}
     assert asked(tmp_path, "/metrics")["curves"] == {} and asked(tmp_path, "/events") == []
     assert asked(tmp_path, "/evaluations")["prompts"] == []
-    make_report(tmp_path).html()
+    make_report([tmp_path]).html()
 
 
 def test_a_run_that_goes_away_while_it_is_shown_is_a_sentence(run: Path) -> None:

@@ -238,7 +238,7 @@ def test_two_runs_are_compared_by_curves_config_and_prompt(viewer: Viewer) -> No
     viewer.until(lambda: viewer.count("path.line") == 2, "two curves")
     assert viewer.texts(".readout .of") == ["shapes", "shapes-again"]
     viewer.open("compare?runs=0,1&tab=config")
-    assert viewer.texts("#main tbody tr") == ["learner.lr0.001command line0.01command line"]
+    assert viewer.texts("section tbody tr") == ["learner.lr0.001command line0.01command line"]
     viewer.open("compare?runs=0,1&tab=prompt&prompt=shapes/0")
     assert viewer.texts(".side h2") == ["shapes", "shapes-again"]
     assert viewer.count(".asked .picture img") == 2

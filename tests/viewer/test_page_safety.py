@@ -169,7 +169,7 @@ def test_a_run_that_was_cut_off_and_curves_of_one_run_alone(driver: Chrome, tmp_
         viewer.open("run/1/about")
         assert "cut off" not in viewer.text(".facts")
         for name, count in (("loss/total", 1), ("loss/of_the_other", 0)):
-            viewer.open(f"compare?runs=0,1&names={name}")
+            viewer.open(f"compare?runs=0,1&by=run&names={name}")
             viewer.until(lambda: viewer.count("path.line") == 2, "the curves are drawn")
             assert viewer.count(".mark.alarm") == count, name
         viewer.open("run/0/step/7/group/0")
@@ -219,7 +219,7 @@ def test_a_live_run_grows_on_the_page_without_losing_the_place(driver: Chrome, t
             viewer.until(lambda: viewer.count(flat) == 0, "and is not when it changes")
             directory.event("alarm", step=6, monitor="loud", message="within a step")
             viewer.until(lambda: viewer.texts(".alarms h2") == ["▼ 2 alarms"], "the new event")
-            (tmp_path / "live.html").write_text(make_report(run).html())
+            (tmp_path / "live.html").write_text(make_report([run]).html())
             viewer.open("run/0/step/1?follow=1")
             shutil.copy(run / "rollouts" / "step-000002.parquet", run / "rollouts" / "step-000003.parquet")
             viewer.until(lambda: viewer.address == "#/run/0/step/3?follow=1", "the newest step is followed")

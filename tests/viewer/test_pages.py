@@ -331,7 +331,7 @@ from mmrl.viewer import server
 pages = Pages([Path({str(run)!r})])
 for resource in ("run/0", "run/0/metrics", "run/0/step/1", "run/0/step/1/group/0", "run/0/evaluations"):
     pages.document(resource)
-make_report(Path({str(run)!r})).html()
+make_report([Path({str(run)!r})]).html()
 assert not {{"torch", "transformers", "vllm", "pandas"}} & set(sys.modules)  # pandas takes a second
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -21,6 +21,7 @@ from mmrl.errors import ConfigError, DataError
 from mmrl.viewer.pages import Pages
 from mmrl.viewer.report import PageReport, make_report, spread
 from tests.viewer.made_run import HOSTILE, make_run
+from tests.viewer.made_sweep import make_large_sweep, make_sweep
 
 EVALUATIONS = [
     "answers of 1 of 2 evaluations: the last one is inside",
@@ -65,7 +66,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(run: Path) -> Opened:
-    return Opened(make_report(run).html())
+    return Opened(make_report([run]).html())
 
 
 def test_it_holds_the_documents_that_the_server_answers(run: Path, whole: Opened) -> None:
@@ -128,7 +129,7 @@ def test_it_is_no_larger_than_it_may_be_and_says_what_it_leaves_out(run: Path, w
     size = len(whole.text.encode())
     sizes, held = [], []
     for limit in np.linspace(0.62, 1.05, 12):
-        report = make_report(run, max_mb=size * limit / 1e6)
+        report = make_report([run], max_mb=size * limit / 1e6)
         text = report.html()
         sizes.append(len(text.encode()) / (size * limit))
         held.append(len(report.documents))
@@ -140,22 +141,22 @@ def test_it_is_no_larger_than_it_may_be_and_says_what_it_leaves_out(run: Path, w
         assert groups + told == 16 or tables
     assert max(sizes) <= 1 and held[0] < held[6] < held[-1] == len(whole.data["documents"]) == 26
     with pytest.raises(ConfigError, match="no room for the run"):
-        make_report(run, max_mb=0.05)
+        make_report([run], max_mb=0.05)
 
 
 def test_each_step_shows_some_groups_before_one_shows_all(run: Path, whole: Opened) -> None:
-    documents = make_report(run, max_mb=len(whole.text.encode()) * 0.85 / 1e6).documents
+    documents = make_report([run], max_mb=len(whole.text.encode()) * 0.85 / 1e6).documents
     groups = [name.split("/")[3] for name in documents if "/group/" in name and "/step/" in name]
     counts = {step: groups.count(step) for step in ("1", "2")}
     assert min(counts.values()) >= 1 and max(counts.values()) < 5 and abs(counts["1"] - counts["2"]) <= 1
 
 
 def test_steps_may_be_chosen(run: Path) -> None:
-    report = make_report(run, [2])
+    report = make_report([run], [2])
     assert [name for name in report.documents if re.fullmatch(r"run/0/step/\d+", name)] == ["run/0/step/2"]
     assert report.left_out == ["rollouts of 1 of 2 recorded steps (inside: 2); --step N chooses", *EVALUATIONS]
     with pytest.raises(DataError, match="no rollouts of step 3") as caught:
-        make_report(run, [2, 3])
+        make_report([run], [2, 3])
     assert caught.value.possible == "1, 2"
 
 
@@ -184,7 +185,7 @@ def test_large_pictures_are_thumbnails_and_damaged_ones_are_missing(tmp_path: Pa
     whole = (run / "media" / f"{names[0]}.png").read_bytes()
     chunk = whole.index(b"IDAT", whole.index(b"IDAT") + 4)
     (run / "media" / f"{names[4]}.png").write_bytes(whole[:chunk] + b"\xff" * 4 + whole[chunk + 4 :])
-    report = make_report(run)
+    report = make_report([run])
     shown = {name: uri for name, uri in report.media.items() if name in names[:5]}
     (uri,) = [uri for name, uri in shown.items() if name == names[0]]
     assert uri.startswith("data:image/jpeg;base64,")
@@ -211,7 +212,7 @@ def test_the_command_writes_the_file_and_says_what_it_leaves_out(
 def test_steps_whose_table_finds_no_room_are_not_said_to_be_inside(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add = PageReport.add
     monkeypatch.setattr(PageReport, "add", lambda self, name, *rest: name != "run/0/step/2" and add(self, name, *rest))
-    left_out = make_report(run, [1, 2]).left_out
+    left_out = make_report([run], [1, 2]).left_out
     assert "step 2: its table is larger than the room that was left" in left_out
     assert "rollouts of 1 of 2 recorded steps (inside: 1); --step N chooses" in left_out
 
@@ -236,3 +237,81 @@ def test_what_the_command_cannot_do(
     monkeypatch.chdir(tmp_path)
     assert main(["report", *(word.format(run=run, folder=tmp_path) for word in words)]) == code
     assert said in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+
+
+# ---- Several runs
+
+
+@pytest.fixture(scope="module")
+def two(runs: tuple[Path, Path]) -> Opened:
+    return Opened(make_report(runs).html())
+
+
+def test_a_report_of_several_runs_holds_the_list_and_each_runs_pages(runs: tuple[Path, Path], two: Opened) -> None:
+    pages, documents = Pages(runs, is_sent=True), two.data["documents"]
+    assert {"runs", "overview"} <= set(documents)
+    for number in (0, 1):
+        held = {name.partition(f"run/{number}")[2] for name in documents if name.startswith(f"run/{number}")}
+        assert {"", "/metrics", "/events", "/evaluations", "/ledger", "/step/1", "/step/2", "/evaluation/2"} <= held
+        assert sum("/group/" in name for name in held) == 16
+    for resource, document in documents.items():
+        assert document == json.loads(json.dumps(pages.document(resource))), resource
+    assert two.data["left_out"] == [f"{name}: {'; '.join(EVALUATIONS)}" for name in ("shapes", "shapes-again")]
+    assert str(runs[0].parent) not in two.text
+
+
+def test_several_runs_share_the_room_and_each_says_what_it_lacks(runs: tuple[Path, Path], two: Opened) -> None:
+    size, data = len(two.text.encode()), len(json.dumps(two.data, separators=(",", ":")))
+    shares = []
+    for share in (0.5, 0.8):
+        limit = size - data * (1 - share)
+        report = make_report(runs, max_mb=limit / 1e6)
+        assert len(report.html().encode()) <= limit
+        held = [sum(name.startswith(f"run/{number}/") for name in report.documents) for number in (0, 1)]
+        shares.append(min(held) / max(held))
+        assert all(f"run/{number}/metrics" in report.documents for number in (0, 1))
+        told = "\n".join(report.left_out)
+        assert re.search("^shapes: ", told, re.MULTILINE) and re.search("^shapes-again: ", told, re.MULTILINE)
+        for number, name in enumerate(("shapes", "shapes-again")):
+            (sentence,) = [each for each in report.left_out if each.startswith(f"{name}: ")]
+            inside = [step for step in (1, 2) if f"run/{number}/step/{step}" in report.documents]
+            assert (len(inside) == 2) != (f"rollouts of {2 - len(inside)} of 2 recorded steps" in sentence)
+    assert min(shares) > 0.5
+
+
+def test_a_sweep_is_reported_as_its_runs_with_thinner_curves_where_room_is_short(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path / "rates")
+    report = make_report([sweep])
+    assert [name for name in report.documents if name.endswith("/metrics")] == [f"run/{n}/metrics" for n in range(5)]
+    assert report.left_out == ["lr0.01-s2: this point of the sweep has not begun"]
+    large = make_large_sweep(tmp_path / "large", settings=3, steps=200, metrics=20)
+    limit = len(make_report([large]).html()) * 0.6
+    thin = make_report([large], max_mb=limit / 1e6)
+    assert len(thin.html()) <= limit and "curves: one step of" in thin.left_out[0]
+    assert all(thin.documents[f"run/{number}/metrics"]["steps"][-1] == 200 for number in range(9))
+
+
+def test_runs_that_find_no_room_are_told(tmp_path: Path) -> None:
+    large = make_large_sweep(tmp_path / "large", settings=4, steps=2, metrics=2)
+    whole = make_report([large])
+    size, own = len(whole.html()), len(json.dumps(whole.documents["run/0"]))
+    data = len(json.dumps(whole.documents, separators=(",", ":")))
+    sentences = 2000 * 12  # whose room is kept free
+    first = sum(len(json.dumps(whole.documents[name])) for name in ("runs", "overview"))
+    report = make_report([large], max_mb=(size - data + sentences + first + 5.5 * own) / 1e6)
+    held = [name for name in report.documents if re.fullmatch(r"run/\d+", name)]
+    assert 2 < len(held) < 8
+    assert f"{12 - len(held)} of 12 runs, which did not fit; --max-mb makes room" in report.left_out
+
+
+def test_one_of_several_runs_that_cannot_be_read_is_a_sentence(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "made.html"
+    assert main(["report", str(run), str(tmp_path / "nothing"), "-o", str(file), "--step", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "it leaves out: nothing: there is no run" in said and str(tmp_path / "nothing") not in said
+    assert "run: rollouts of 1 of 2 recorded steps (inside: 2); --step N chooses; answers of 1 of 2" in said
+    assert "run/0/step/2" in Opened(file.read_text()).data["documents"]
+    assert main(["report", str(run), str(run), "-o", str(file), "--step", "7"]) == 2
+    assert "no record of step 7" in capsys.readouterr().err

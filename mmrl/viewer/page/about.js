@@ -224,7 +224,7 @@ function eventsNode(run, info, events) {
 
 function eventStep(run, info, event) {
   if (typeof event.step !== "number") return "–";
-  const step = nearest(recordedOf(info, "step"), event.step);
+  const step = nearest(recordedOf(run, info, "step"), event.step);
   return step === event.step ? link(address(stepPath(run, "step", step)), {}, number(step)) : number(event.step);
 }
 

@@ -1,11 +1,14 @@
 // The page of a run's metrics.
 
 import { address, addressWith, go, list, note, stepPath, wanted } from "./addresses.js";
+import { runLines, seedSeries, seriesOf } from "./bands.js";
 import { checkbox, control, el, fold, heading, inLine, later, link, quiet, replace, visible } from "./elements.js";
 import { lineChart } from "./lines.js";
 import { alarmsOf, loadRuns, marksOf, nearest, pointsOf, recordedOf, runList } from "./runs.js";
 import { counted, number, plain } from "./text.js";
 
+const FEW_RUNS = 8;
+const FEW_ALARMS = 5;
 const SECTIONS = [
   "eval",
   "reward",
@@ -43,21 +46,19 @@ export async function curvesPage(run) {
   const all = (await runList()).filter((each) => each.run === run || !each.problem);
   const indices = [run, ...others.filter((each) => each !== run && all.some((known) => known.run === each))];
   const view = curvesView(await loadRuns(indices));
-  const picker =
-    all.length > 1 &&
-    el(
-      "fieldset",
-      { class: "runs" },
-      el("legend", {}, "over each other with"),
-      all
-        .filter((each) => each.run !== run)
-        .map((each) =>
-          checkbox(plain(each.name), others.includes(each.run), (on) => {
-            const chosen = on ? [...others, each.run] : others.filter((other) => other !== each.run);
-            go(addressWith({ with: chosen.join(",") }), true);
-          }),
-        ),
+  const boxes = all
+    .filter((each) => each.run !== run)
+    .map((each) =>
+      checkbox(plain(each.name), others.includes(each.run), (on) => {
+        const chosen = on ? [...others, each.run] : others.filter((other) => other !== each.run);
+        go(addressWith({ with: chosen.join(",") }), true);
+      }),
     );
+  const words = "over each other with";
+  const picker =
+    boxes.length > FEW_RUNS
+      ? fold("curves/with", `${words} …`, others.length > 0, el("div", { class: "runs many" }, boxes))
+      : boxes.length > 0 && el("fieldset", { class: "runs" }, el("legend", {}, words), boxes);
   return {
     title: "Curves",
     run,
@@ -67,14 +68,21 @@ export async function curvesPage(run) {
   };
 }
 
-/** Every metric of some runs: a toolbar, the alarms, and a chart for each metric by section. */
-export function curvesView(runs) {
-  const view = { runs, cards: new Map() };
+/**
+ * Every metric of some runs: a toolbar, the alarms, and a chart for each metric by section.
+ *
+ * `linesOf` makes the lines of charts of the runs, by default one of each. `light(index)` of the view makes other lines
+ * pale.
+ */
+export function curvesView(runs, linesOf = runLines) {
+  const view = { runs, linesOf, lines: linesOf(runs), cards: new Map() };
   view.alarms = el("div");
   view.body = el("div", { class: "curves" });
   view.node = el("div", {}, view.alarms, curveTools(view), view.body);
+  view.light = (index) => view.cards.forEach((card) => card.light(index));
   view.update = (next) => {
     view.runs = next;
+    view.lines = linesOf(next);
     if (shapeOf(view, namesOf(view)) === view.drawn) {
       for (const [name, card] of view.cards) card.update(curveSpec(view, name));
     } else drawCurves(view);
@@ -106,6 +114,12 @@ function curveTools(view) {
     note({ log: on ? "1" : "" });
     again();
   });
+  const seeds =
+    view.lines.some(({ members }) => members.length > 1) &&
+    checkbox("single seeds", wanted("seeds") === "1", (on) => {
+      note({ seeds: on ? "1" : "" });
+      again();
+    });
   const chosen = wanted("names") && link(() => addressWith({ names: "" }), { class: "button" }, "All curves");
   return el(
     "div",
@@ -114,6 +128,7 @@ function curveTools(view) {
     control("smoothing", smooth),
     shown,
     log,
+    seeds,
     chosen,
   );
 }
@@ -173,8 +188,17 @@ function curveSection(view, title, names, cards) {
 
 /** True if all runs have one and the same value at several steps. */
 function isFlat({ runs }, name) {
-  const values = runs.flatMap(({ metrics }) => pointsOf(metrics, name).map(([, value]) => value));
-  return values.length > 2 && values.every((value) => value === values[0]);
+  let count = 0;
+  let first = null;
+  for (const { metrics } of runs) {
+    for (const value of Object.hasOwn(metrics.curves, name) ? metrics.curves[name] : []) {
+      if (value === null) continue;
+      if (count === 0) first = value;
+      else if (value !== first) return false;
+      count += 1;
+    }
+  }
+  return count > 2;
 }
 
 function curveCard(view, name) {
@@ -183,13 +207,12 @@ function curveCard(view, name) {
 }
 
 function curveSpec(view, name) {
-  const isMany = view.runs.length > 1;
-  const shown = view.runs.filter(({ metrics }) => pointsOf(metrics, name).length);
+  const { runs, lines } = view;
   // Steps of the curve's own kind; of several runs a click could mean any.
   const kind = { eval: "evaluation", eval_blank: "blank" }[name.split("/")[0]] ?? "step";
-  const steps = isMany ? [] : recordedOf(view.runs[0].info, kind);
-  const last = Math.max(1, ...view.runs.map(({ metrics }) => metrics.steps.at(-1) ?? 0));
-  const first = Math.min(...view.runs.map(({ metrics }) => metrics.steps[0] ?? 0));
+  const steps = runs.length > 1 ? [] : recordedOf(runs[0].run, runs[0].info, kind);
+  const last = Math.max(1, ...runs.map(({ metrics }) => metrics.steps.at(-1) ?? 0));
+  const first = Math.min(...runs.map(({ metrics }) => metrics.steps[0] ?? 0));
   const chosen = list(wanted("names"));
   return {
     label: plain(name),
@@ -197,12 +220,19 @@ function curveSpec(view, name) {
     log: wanted("log") === "1",
     smooth: Number(wanted("smooth", "0")) || 0,
     range: [Math.min(first, last - 1), last],
-    series: view.runs.map((each) => ({ name: each.name, index: each.index, points: pointsOf(each.metrics, name) })),
-    marks: shown.flatMap((each) => marksOf(each, isMany)),
+    get series() {
+      const bands = lines.filter(({ members }) => members.length > 1 && wanted("seeds") === "1");
+      return [...bands.flatMap((line) => seedSeries(line, name)), ...lines.map((line) => seriesOf(line, name))];
+    },
+    get marks() {
+      if (runs.length > FEW_RUNS) return [];
+      const shown = runs.filter(({ metrics }) => pointsOf(metrics, name).length);
+      return shown.flatMap((each) => marksOf(each, runs.length > 1));
+    },
     pickText: steps.length ? "click: rollouts" : "",
     picked: (step) => {
       const found = nearest(steps, step);
-      if (found !== null) go(address(stepPath(view.runs[0].run, kind, found)));
+      if (found !== null) go(address(stepPath(runs[0].run, kind, found)));
     },
   };
 }
@@ -214,7 +244,7 @@ function alarmList(runs) {
     .slice(-20)
     .reverse()
     .map(({ each, event }) => {
-      const step = typeof event.step === "number" ? nearest(recordedOf(each.info, "step"), event.step) : null;
+      const step = typeof event.step === "number" ? nearest(recordedOf(each.run, each.info, "step"), event.step) : null;
       const where =
         step === null
           ? `step ${number(event.step)}`
@@ -232,11 +262,9 @@ function alarmList(runs) {
     });
   const more =
     found.length > items.length ? quiet(`and ${found.length - items.length} earlier ones, in the events`) : "";
-  return el(
-    "aside",
-    { class: "alarms", "aria-label": "Alarms" },
-    el("h2", {}, `▼ ${counted(found.length, "alarm")}`),
-    el("ul", {}, items),
-    more,
-  );
+  const title = `▼ ${counted(found.length, "alarm")}`;
+  const body = [el("ul", {}, items), more];
+  const isLong = runs.length > 1 && found.length > FEW_ALARMS;
+  const shown = isLong ? fold("curves/alarms", el("h2", {}, title), false, body) : [el("h2", {}, title), body];
+  return el("aside", { class: "alarms", "aria-label": "Alarms" }, shown);
 }

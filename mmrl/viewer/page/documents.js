@@ -8,7 +8,7 @@ export class Problem extends Error {
   }
 }
 
-const KEPT_DOCUMENTS = 80;
+const KEPT_TABLES = 80;
 export const documents = new Map();
 export const report = embeddedReport();
 
@@ -18,15 +18,21 @@ function embeddedReport() {
   return node ? JSON.parse(node.textContent) : null;
 }
 
-/** A document; a promise of it is kept, the least recently asked for goes first. */
+/** A document; a promise of it is kept. Of rollouts some are, the least recently asked for go first. */
 export function load(resource) {
   const kept = documents.get(resource);
   documents.delete(resource);
   const promise = kept ?? (report ? embedded(resource) : fetched(resource));
   documents.set(resource, promise);
   if (!kept) promise.catch(() => documents.get(resource) === promise && documents.delete(resource));
-  if (documents.size > KEPT_DOCUMENTS) documents.delete(documents.keys().next().value);
+  const tables = isOfRollouts(resource) ? [...documents.keys()].filter(isOfRollouts) : [];
+  if (tables.length > KEPT_TABLES) documents.delete(tables[0]);
   return promise;
+}
+
+/** True for what a run's file of rollouts holds, and not for its history. */
+function isOfRollouts(resource) {
+  return /^run\/\d+\/(step|evaluation|blank|prompt)\b/.test(resource);
 }
 
 export function inReport(resource) {

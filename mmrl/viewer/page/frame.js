@@ -141,7 +141,10 @@ export async function drawBar() {
           to("about", "About"),
         ];
   if (all.length > 1)
-    links.push(link(address("compare"), { "aria-current": place.path === "compare" ? "page" : null }, "Compare"));
+    links.push(
+      link("#/", { "aria-current": place.path === "" ? "page" : null }, "Runs"),
+      link(address("compare"), { "aria-current": place.path === "compare" ? "page" : null }, "Compare"),
+    );
   replace(
     document.getElementById("bar"),
     link("#/", { class: "brand" }, "mmrl"),

@@ -45,7 +45,7 @@ export async function groupPage(run, kind, step, group) {
     run,
     runs: [run],
     steps: () =>
-      stepTargets(info, kind, step, (next) => address(`${stepPath(run, kind, next)}/group/${group}`, place.query)),
+      stepTargets(run, info, kind, step, (next) => address(`${stepPath(run, kind, next)}/group/${group}`, place.query)),
     up: address(stepPath(run, kind, step), filterQuery()),
   };
   if (details instanceof Error) {

@@ -1,9 +1,11 @@
 // The list of runs.
 
 import { address, go } from "./addresses.js";
-import { el, heading, inLine, link, quiet, visible } from "./elements.js";
-import { runList } from "./runs.js";
-import { table } from "./tables.js";
+import { el, heading, link, quiet } from "./elements.js";
+import { redrawn } from "./frame.js";
+import { entriesOf, hasSeeds, metricPicker, runsTable, settingsTable, spreadNote, stateWords } from "./overview.js";
+import { overview, runList } from "./runs.js";
+import { counted } from "./text.js";
 
 export async function homePage() {
   const all = await runList();
@@ -13,33 +15,28 @@ export async function homePage() {
     go(address(`run/${all[0].run}/curves`), true);
     return null;
   }
-  const columns = [
-    { key: "name", title: "run", cell: (each) => link(address(`run/${each.run}/curves`), {}, visible(each.name)) },
-    { key: "path", title: "folder", class: "long", cell: (each) => el("span", { class: "mono" }, inLine(each.path)) },
-    {
-      key: "problem",
-      title: "problem",
-      class: "long",
-      cell: (each) => (each.problem ? el("span", { class: "problem" }, visible(each.problem)) : ""),
-    },
-  ];
+  const doc = await overview();
+  const entries = entriesOf(doc, all);
+  const list = { entries, settings: doc.settings };
+  const settings = hasSeeds(doc.settings)
+    ? [el("h2", {}, "Settings"), settingsTable(list).node, spreadNote(), el("h2", {}, "Runs")]
+    : "";
+  const compared = all.length > 1 && link(address("compare"), { class: "button" }, "Compare them");
   return {
     title: "Runs",
     runs: [],
     node: [
       heading("Runs"),
-      table({ caption: "Runs", columns, rows: all }),
-      all.length > 1
-        ? el(
-            "p",
-            {},
-            link(
-              address("compare", { runs: all.map((each) => each.run).join(",") }),
-              { class: "button" },
-              "Compare them",
-            ),
-          )
-        : "",
+      el(
+        "div",
+        { class: "tools" },
+        compared,
+        metricPicker(entries),
+        el("span", { class: "quiet" }, `${counted(all.length, "run")}: ${stateWords(entries)}`),
+      ),
+      settings,
+      runsTable(list).node,
     ],
+    listed: redrawn,
   };
 }

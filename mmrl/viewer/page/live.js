@@ -11,11 +11,13 @@ let polls = 0;
 async function poll() {
   polls += 1;
   try {
+    const { listed } = page;
+    const changed = listed ? await changedEntries() : null;
+    const shown = new Set([page.run, ...page.runs].filter((each) => each !== undefined));
     const news = new Set();
-    for (const run of new Set([page.run, ...page.runs].filter((each) => each !== undefined))) {
-      news.add(await refreshed(run));
-    }
+    for (const run of shown) if (!changed || changed.has(run)) news.add(await refreshed(run, Boolean(changed)));
     if (lostAt) await drawLost(null);
+    if (changed?.size && page.listed === listed) await listed();
     if (news.has("attempt"))
       await redrawn(); // steps on the page may have been undone
     else if (news.has("more")) {
@@ -28,10 +30,24 @@ async function poll() {
   }
 }
 
+/** The numbers of the runs whose entry in the document of all runs has changed, which is among the documents then. */
+async function changedEntries() {
+  const before = await load("overview").catch(() => null);
+  const after = await fetched("overview");
+  const texts = (doc) => (doc?.runs ?? []).map((entry) => JSON.stringify(entry));
+  const [old, own] = [texts(before), texts(after)];
+  const changed = own.flatMap((text, run) => (text === old[run] ? [] : [run]));
+  if (changed.length) {
+    documents.set("overview", Promise.resolve(after));
+    documents.delete("runs");
+  }
+  return new Set(changed);
+}
+
 /** The kind of news that the run has, "attempt" or "more", which are among the documents then; empty without any. */
-async function refreshed(run) {
+async function refreshed(run, isSure) {
   const before = await load(`run/${run}`).catch(() => null);
-  if (before && !before.live && polls % SLOW_POLLS) return "";
+  if (before && !before.live && polls % SLOW_POLLS && !isSure) return "";
   const after = await fetched(`run/${run}`);
   if (JSON.stringify(after) === JSON.stringify(before)) return "";
   const isResumed = before?.attempts?.length !== after.attempts?.length;

@@ -22,7 +22,7 @@ export async function plotsPage(run, kind, step) {
     run,
     runs: [run],
     node: [bar, heading(`Plots of ${titleOf(kind, step).toLowerCase()}`), plots],
-    steps: () => stepTargets(info, kind, step, (next) => address(`${stepPath(run, kind, next)}/plots`)),
+    steps: () => stepTargets(run, info, kind, step, (next) => address(`${stepPath(run, kind, next)}/plots`)),
     up: address(stepPath(run, kind, step)),
     update: async () => stepChanged(bar, await load(`run/${run}`), run, kind, step, "/plots"),
   };

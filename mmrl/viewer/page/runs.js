@@ -8,7 +8,17 @@ export const LIVE = report ? "live when this report was made" : "live";
 export const KINDS = { step: "training", evaluation: "evaluation", blank: "blank pictures" };
 
 export async function runList() {
-  return load("runs");
+  const all = await load("runs");
+  if (!report || all.length === 1) return all;
+  const leftOut = "this report leaves it out: `mmrl view` shows it";
+  return all.map((each) =>
+    each.problem || inReport(`run/${each.run}/metrics`) ? each : { ...each, problem: leftOut },
+  );
+}
+
+/** State, step and last values of all runs, and the settings that they are seeds of. */
+export async function overview() {
+  return load("overview");
 }
 
 /** What curves need of some runs; a run that cannot be read is a problem for all. */
@@ -26,9 +36,9 @@ export async function loadRuns(indices) {
 }
 
 /** The recorded steps of a kind that the page can show; a report holds some of them. */
-export function recordedOf(info, kind) {
+export function recordedOf(run, info, kind) {
   const all = { step: info.steps, evaluation: info.evaluations, blank: info.blanks }[kind] ?? [];
-  return report ? all.filter((step) => inReport(stepPath(0, kind, step))) : all;
+  return report ? all.filter((step) => inReport(stepPath(run, kind, step))) : all;
 }
 
 /** The alarms of steps that count, each once: a run that is killed before its step is logged tells them again. */

@@ -12,7 +12,7 @@ import { distinct, known, mean, number, percent, plain } from "./text.js";
 export async function newestPage(run) {
   const info = await load(`run/${run}`);
   const found = Object.keys(KINDS)
-    .map((kind) => [kind, recordedOf(info, kind).at(-1)])
+    .map((kind) => [kind, recordedOf(run, info, kind).at(-1)])
     .find(([, step]) => step !== undefined);
   if (!found) {
     const text = "No rollouts are recorded yet: they are written when the first step is finished.";
@@ -33,7 +33,7 @@ export async function stepPage(run, kind, step) {
     run,
     runs: [run],
     node: [bar, heading(titleOf(kind, step)), stepSummary(view), stepTools(view), view.body],
-    steps: () => stepTargets(info, kind, step, (next) => address(stepPath(run, kind, next), place.query)),
+    steps: () => stepTargets(run, info, kind, step, (next) => address(stepPath(run, kind, next), place.query)),
     firstGroup: () => groupAddress(view, view.order[0]),
     update: async () => stepChanged(bar, await load(`run/${run}`), run, kind, step, ""),
   };
@@ -45,8 +45,8 @@ export function titleOf(kind, step) {
   ];
 }
 
-export function stepTargets(info, kind, step, to) {
-  const steps = recordedOf(info, kind);
+export function stepTargets(run, info, kind, step, to) {
+  const steps = recordedOf(run, info, kind);
   const before = steps.filter((each) => each < step).at(-1);
   const after = steps.find((each) => each > step);
   return { before: before !== undefined && to(before), after: after !== undefined && to(after) };
@@ -55,13 +55,13 @@ export function stepTargets(info, kind, step, to) {
 /** Links to other steps and kinds; `rest` is what follows the step in the address. */
 export function stepBar(info, run, kind, step, rest) {
   const to = (next) => address(stepPath(run, kind, next) + rest, { ...filterQuery(), follow: wanted("follow") });
-  const target = (which) => stepTargets(info, kind, step, to)[which];
-  const steps = recordedOf(info, kind);
+  const target = (which) => stepTargets(run, info, kind, step, to)[which];
+  const steps = recordedOf(run, info, kind);
   const newest = steps.at(-1);
-  const kinds = Object.keys(KINDS).filter((each) => recordedOf(info, each).length || each === kind);
+  const kinds = Object.keys(KINDS).filter((each) => recordedOf(run, info, each).length || each === kind);
   const kindLinks = kinds.map((each) =>
     link(
-      address(stepPath(run, each, nearest(recordedOf(info, each), step) ?? step)),
+      address(stepPath(run, each, nearest(recordedOf(run, info, each), step) ?? step)),
       { "aria-current": each === kind ? "page" : null },
       KINDS[each],
     ),
@@ -112,7 +112,7 @@ export function stepBar(info, run, kind, step, rest) {
 }
 
 export function stepChanged(bar, info, run, kind, step, rest) {
-  const newest = recordedOf(info, kind).at(-1);
+  const newest = recordedOf(run, info, kind).at(-1);
   if (wanted("follow") === "1" && newest > step) go(address(stepPath(run, kind, newest) + rest, place.query), true);
   else replace(bar, stepBar(info, run, kind, step, rest));
 }

@@ -1,7 +1,7 @@
 // Tables that are sorted and shown in parts.
 
 import { button, el } from "./elements.js";
-import { textOf } from "./text.js";
+import { plain, textOf } from "./text.js";
 
 /**
  * A table in a region that scrolls sideways by itself.
@@ -43,7 +43,7 @@ function headCell(column, sort, sorted) {
   return el(
     "th",
     { ...attributes, "aria-sort": order },
-    button([column.title, arrow], () => sorted(next), { "data-key": column.key }),
+    button([column.title, arrow], () => sorted(next), { "data-key": plain(column.key) }),
   );
 }
 
