@@ -1,7 +1,7 @@
 """The commands train, eval and export as functions, for programs and notebooks that ``import mmrl``.
 
-Each runs in a process of its own (``mmrl.api.child_command``), so a notebook may call them as often as it likes, from
-any folder.
+Each runs in a process of its own (``mmrl.commands.child_command``), so a notebook may call them as often as it likes,
+from any folder.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from mmrl.api.capture import GIVEN, reference
-from mmrl.api.child_command import ChildCommand
 from mmrl.api.rows import write_rows
-from mmrl.config.load import LoadedConfig, load_config
+from mmrl.commands.child_command import ChildCommand
+from mmrl.config.load import LoadedConfig, load_config, plain_values
 from mmrl.config.sections import TrainerConfig
 from mmrl.config.yaml_tree import Located, read_tree
 from mmrl.errors import ConfigError
@@ -104,7 +104,7 @@ def train(
         warnings.warn(warning, FutureWarning, stacklevel=2)
     run = Run(checked.trainer.run_dir)
     new = NewMetrics(run.path)
-    request = {"config": checked.model_dump(mode="json"), "allowed": [*allow_change]}
+    request = {"config": plain_values(checked), "allowed": [*allow_change]}
     command = ChildCommand("train", request, str(run.path))
 
     def watch() -> None:

@@ -12,7 +12,7 @@ from typing import Literal
 from packaging.utils import canonicalize_name
 
 from mmrl.cluster.nodes import PACKAGES, holds, installed_versions, probe_file
-from mmrl.cluster.ray_ranks import on_every_node
+from mmrl.cluster.ray_cluster import on_every_node
 from mmrl.config.sections import Config
 from mmrl.plugin_host.used import used_plugins
 

@@ -21,6 +21,7 @@ from mmrl.system.version import __version__
 
 _COMMANDS = {
     "train": ("train", "train a policy"),
+    "sweep": ("sweep.command", "train with each combination of values and each seed, and compare"),
     "check": ("check.command", "check config, plugins and data, without a GPU"),
     "plan": ("plan.command", "tell what a run takes in memory and time, before it starts"),
     "show": ("show", "print the resolved config and where each value was written"),
@@ -64,7 +65,7 @@ def _run(words: list[str]) -> int:
         arguments = _parse(words)
     except SystemExit as stop:  # argparse has printed help or a usage error
         return int(stop.code or 0)
-    is_training = arguments.command == "train" and not arguments.dry_run
+    is_training = arguments.command in ("train", "sweep") and not arguments.dry_run and "show" not in arguments
     try:
         code: int = arguments.run(arguments)
         if not is_training:

@@ -76,12 +76,17 @@ def from_mapping(mapping: Mapping[str, Any], *, options_class: OptionsClass | No
     return _resolve(Located.of(mapping, ""), [], options_class).config
 
 
-def to_yaml(config: Config, origins: Mapping[str, str] | None = None) -> str:
-    """The config with its defaults as YAML that loads again; ``origins`` become comments."""
+def plain_values(config: Config) -> dict[str, Any]:
+    """The config with its defaults as plain values that load again."""
     values = config.model_dump(mode="json")
     if config.trainer.epochs is not None:
         del values["trainer"]["steps"]  # it follows from the data
-    lines = to_lines(values, lambda key: (origins or {}).get(key, ""))
+    return values
+
+
+def to_yaml(config: Config, origins: Mapping[str, str] | None = None) -> str:
+    """The config with its defaults as YAML that loads again; ``origins`` become comments."""
+    lines = to_lines(plain_values(config), lambda key: (origins or {}).get(key, ""))
     return "\n".join(lines) + "\n"
 
 

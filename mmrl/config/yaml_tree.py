@@ -229,14 +229,47 @@ def _read(path: Path) -> str:
 def _read_overrides(tokens: Sequence[str], errors: list[MMRLError]) -> Located:
     """All overrides as one tree, in which a later one wins."""
     tree = Located({}, "overrides")
-    for key, text, origin in _split_overrides(tokens):
-        value = _parse(text, lambda line, origin=origin: origin, errors, top=None)  # type: ignore[misc]
-        tree = merge(tree, nested(key.split("."), value))
+    for key, text, origin in override_parts(tokens):
+        tree = merge(tree, nested(key.split("."), _parse_value(text, origin, errors)))
     return tree
 
 
-def _split_overrides(tokens: Sequence[str]) -> Iterable[tuple[str, str, str]]:
-    """Key, value text and origin of each override."""
+def value_of(text: str, origin: str) -> Any:
+    """The plain value of an override's text.
+
+    Raises:
+        ConfigError: It is not YAML.
+    """
+    errors: list[MMRLError] = []
+    value = _parse_value(text, origin, errors).plain()
+    if errors:
+        raise join_errors(errors)
+    return value
+
+
+def tree_of(text: str, origin: str) -> Located:
+    """The tree of a config's text.
+
+    Raises:
+        ConfigError: It is not YAML, or no mapping of sections.
+    """
+    errors: list[MMRLError] = []
+    tree = _parse(text, lambda line: f"{origin}:{line}", errors)
+    if errors:
+        raise join_errors(errors)
+    return tree
+
+
+def _parse_value(text: str, origin: str, errors: list[MMRLError]) -> Located:
+    return _parse(text, lambda line: origin, errors, top=None)
+
+
+def override_parts(tokens: Sequence[str]) -> Iterable[tuple[str, str, str]]:
+    """Key, value text and origin of each override.
+
+    Raises:
+        ConfigError: A word is no override.
+    """
     remaining = iter(tokens)
     for token in remaining:
         key, equals, text = token.removeprefix("--").partition("=")

@@ -10,6 +10,9 @@ from typing import Any
 from mmrl.errors import DataError
 from mmrl.runs.files import read_records, read_records_back
 
+MET = "eval/accuracy", "reward/mean", "loss/total"
+"""Metrics that tell how a run went: the first one that it has is shown."""
+
 
 def read_ledger(run: str | Path, step: int | None = None) -> list[dict[str, Any]]:
     """The samples that the newest weights of a run have learned from: a record of each optimizer step, in order.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mmrl.config.keys import default_of, may_change
@@ -61,12 +61,21 @@ def changed_config(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Ch
     """
     old, new = {RENAMED.get(key, key): value for key, value in _flat(before)}, dict(_flat(now))
     old |= {key: default for key in new if key not in old and (default := default_of(key)) is not None}
-    keys = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
     decays = now["learner"]["schedule"] != "constant"  # towards the last step
     return [
-        Change(key, old.get(key), new.get(key), not may_change(key) or (key == "trainer.steps" and decays))
-        for key in keys
+        replace(change, matters=not may_change(change.key) or (change.key == "trainer.steps" and decays))
+        for change in _differences(old, new)
     ]
+
+
+def changed_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """Differences between two trees of values, which all matter."""
+    return _differences(dict(_flat(before)), dict(_flat(now)))
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
+    keys = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
+    return [Change(key, old.get(key), new.get(key), True) for key in keys]
 
 
 def changed_fingerprints(before: Mapping[str, str], now: Mapping[str, str]) -> list[Change]:

@@ -13,11 +13,10 @@ from mmrl.data.prompts import PromptSource
 from mmrl.errors import plural
 from mmrl.runs.budget import Arithmetic
 from mmrl.runs.checkpoints import Checkpoint
+from mmrl.runs.history import MET
 from mmrl.runs.setup import RunSetup
 from mmrl.system.report import Report, counted, shortened
 
-MET = "eval/accuracy", "reward/mean", "loss/total"
-"""Metrics that tell how a run went: the first one that it has is shown."""
 SHOWN_ROWS = 5
 """Dropped rows of a dataset that are shown."""
 

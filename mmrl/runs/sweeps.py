@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmrl.config.yaml_tree import to_flow
+from mmrl.config.yaml_tree import to_flow, tree_of
 from mmrl.errors import ConfigError, DataError
+from mmrl.runs.history import MET
 from mmrl.runs.reader import Metrics, Run
 from mmrl.runs.standing import State
 
@@ -98,8 +101,141 @@ class Sweep:
             found[key] = Setting(point.values, (*before, point))
         return list(found.values())
 
+    def table(self, metric: str = "", *, is_min: bool = False) -> Table:
+        """The settings with the mean and the deviation of a metric over their seeds, best first.
+
+        Args:
+            metric: By default the config's ``trainer.best_metric``, else the accuracy of the last evaluation, or what
+                else tells how the runs went.
+            is_min: True if less is better; ``trainer.best_is`` and losses say so by themselves.
+
+        Raises:
+            ConfigError: No point has the metric.
+            DataError: A run's history is damaged.
+        """
+        found = {point.name: point.metrics for point in self.points}
+        known = sorted({name for metrics in found.values() for name in metrics})
+        if metric and metric not in known:
+            raise ConfigError(
+                f"no point has the metric {metric}", where=str(self.path), possible=", ".join(known) or "none yet"
+            )
+        best, order = _ranked_by(self.config)
+        metric = metric or usual_metric(self.config, found.values())
+        is_best = metric == best
+        is_min = is_min or (is_best and order == "min") or metric.startswith("loss/")
+        rows = []
+        for setting in self.settings:
+            done = [point for point in setting.points if point.state == "done" and metric in found[point.name]]
+            values = {
+                point.seed: point.best(metric, is_min=is_min) if is_best else found[point.name][metric]
+                for point in done
+            }
+            rows.append(Row(setting, values))
+        rows.sort(key=lambda row: (row.mean is None, (row.mean or 0.0) * (1 if is_min else -1)))
+        return Table(metric, is_min, is_best, rows)
+
     def __repr__(self) -> str:
         return f"Sweep({self.path}, {len(self.settings)} settings x {len(self.seeds)} seeds)"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A setting in the table of a sweep.
+
+    Attributes:
+        values: The metric of each seed whose run is done.
+    """
+
+    setting: Setting
+    values: Mapping[int, float]
+
+    @property
+    def mean(self) -> float | None:
+        """The mean over seeds; None if no run is done."""
+        return statistics.fmean(self.values.values()) if self.values else None
+
+    @property
+    def deviation(self) -> float | None:
+        """The standard deviation over seeds, of a sample; None of fewer than two."""
+        return statistics.stdev(self.values.values()) if len(self.values) > 1 else None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Table:
+    """The settings of a sweep by a metric, best first; ``repr`` is for a person.
+
+    Attributes:
+        is_min: True if less is better.
+        is_best: True if a run's value is the best that it has had, as it is of ``trainer.best_metric``; else the last.
+    """
+
+    metric: str
+    is_min: bool
+    is_best: bool
+    rows: Sequence[Row]
+
+    def lines(self) -> list[str]:
+        """The table for a person."""
+        keys = list(dict.fromkeys(key for row in self.rows for key in row.setting.values))
+        cells = [[*keys, "done", "mean", "deviation", "least", "most", ""], *(_cells(row, keys) for row in self.rows)]
+        widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+        which, order = "best" if self.is_best else "last", "least" if self.is_min else "most"
+        title = f"{self.metric}: the {which} value of each run, over the seeds that are done; the {order} first"
+        table = ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in cells]
+        return [title, "", *(line.rstrip() for line in table)]
+
+    def data(self) -> dict[str, Any]:
+        """The table in plain values."""
+        rows = [
+            {
+                "values": dict(row.setting.values),
+                "mean": row.mean,
+                "deviation": row.deviation,
+                "of_seeds": {str(seed): value for seed, value in row.values.items()},
+                "points": {
+                    str(point.seed): {"run": str(point.run.path), "state": point.state} for point in row.setting.points
+                },
+            }
+            for row in self.rows
+        ]
+        return {"metric": self.metric, "is_min": self.is_min, "is_best": self.is_best, "settings": rows}
+
+    def __repr__(self) -> str:
+        return "\n".join(self.lines())
+
+
+def usual_metric(config: str, metrics: Iterable[Mapping[str, float]]) -> str:
+    """The metric by which the runs of a config are compared: ``trainer.best_metric``, else an accuracy if there is any.
+
+    Args:
+        config: As YAML.
+        metrics: Those of the runs.
+    """
+    known = set().union(*metrics)
+    accuracies = sorted(name for name in known if name.startswith("eval/") and name.endswith("/accuracy"))
+    first, *others = MET
+    names = [_ranked_by(config)[0], first, *accuracies, *others]
+    return next((name for name in names if name and name in known), first)
+
+
+def _ranked_by(config: str) -> tuple[str | None, str]:
+    """``trainer.best_metric`` and ``trainer.best_is`` of a config."""
+    tree = tree_of(config, SWEEP)
+
+    def value(name: str) -> Any:
+        path = ("trainer", name)
+        return tree.nearest(path).plain() if tree.holds(path) else None
+
+    return value("best_metric"), value("best_is") or "max"
+
+
+def _cells(row: Row, keys: Sequence[str]) -> list[str]:
+    values = [told_value(row.setting.values[key]) if key in row.setting.values else "" for key in keys]
+    numbers = [row.mean, row.deviation, min(row.values.values(), default=None), max(row.values.values(), default=None)]
+    states = Counter(point.state for point in row.setting.points)
+    others = ", ".join(f"{count} {state}" for state, count in states.items() if state != "done")
+    done = f"{states['done']}/{len(row.setting.points)}"
+    return [*values, done, *("-" if number is None else f"{number:.4g}" for number in numbers), others]
 
 
 def told(values: Mapping[str, Any]) -> str:

@@ -48,12 +48,16 @@ class Interruption:
 
     As a context it takes the signals over, and gives them back at the end.
 
+    Args:
+        consequence: The outcome of the first signal, for its message.
+
     Attributes:
         stopped: The first signal's exception; None before.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, consequence: str = "the run ends") -> None:
         self.stopped: Stopped | None = None
+        self._consequence = consequence
         self._request: Request | None = None
         self._is_deferred = False
         self._kept = ExitStack()
@@ -130,7 +134,7 @@ class Interruption:
     def _tell(self, stopped: Stopped) -> None:
         again = "; a second signal ends it at once" if stopped.exit_code in (10, 130) else ""
         with contextlib.suppress(OSError, RuntimeError):  # such as a signal within another print
-            print(f"mmrl: {stopped}: the run ends where nothing is lost{again}", file=sys.stderr)
+            print(f"mmrl: {stopped}: {self._consequence} where nothing is lost{again}", file=sys.stderr)
 
 
 _held: list[None] = []

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import mmrl
-from mmrl.api import child_command
 from mmrl.api.calls import _loaded
+from mmrl.commands import child_command
 from mmrl.commands.cli import main
 from mmrl.errors import ConfigError, DataError, PluginError
 from mmrl.interfaces import Environment, PluginConfig
@@ -149,7 +149,7 @@ SCRIPT = """
 from PIL import Image
 
 import mmrl
-from mmrl.api import child_command
+from mmrl.commands import child_command
 from mmrl.api.calls import _loaded
 
 child_command.MODULE = "tests.faults.errands"

@@ -364,7 +364,7 @@ def test_a_rank_that_ray_ends_for_its_memory_is_told_from_others(models, househo
 @pytest.mark.parametrize(("mode", "reason"), [("silent", "timed out"), ("http", "not Ray"), ("deaf", "refused")])
 def test_what_is_not_ray_is_told_from_it_in_seconds(mode, reason, monkeypatch):
     """Ray itself would try for minutes; so it does where something listens that is not Ray."""
-    monkeypatch.setattr("mmrl.cluster.ray_ranks.KNOCK_S", 1)
+    monkeypatch.setattr("mmrl.cluster.ray_cluster.KNOCK_S", 1)
     start = time.monotonic()
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1] if mode != 'deaf' else 1}"
@@ -384,7 +384,7 @@ def test_what_is_not_ray_is_told_from_it_in_seconds(mode, reason, monkeypatch):
 
 @pytest.mark.full
 def test_a_session_that_auto_finds_dead_is_told_within_a_minute(monkeypatch):
-    monkeypatch.setattr("mmrl.cluster.ray_ranks.CLUSTER_S", 4)
+    monkeypatch.setattr("mmrl.cluster.ray_cluster.CLUSTER_S", 4)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # as from a stale file, but whatever else runs on this machine
     with pytest.raises(ResourceError, match="no cluster has answered within 4 s"):
         RayRanks(ClusterConfig(name="ray", ranks=1, address="auto"))

@@ -1,4 +1,4 @@
-"""What ``mmrl.api.child_command`` does in its process, with the fake engine; and errands that take no time."""
+"""What ``mmrl.commands.child_command`` does in its process, with the fake engine; and errands that take no time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mmrl.api import child_command
+from mmrl.commands import child_command
 from mmrl.errors import ConfigError
 from mmrl.system.signals import Interruption
 

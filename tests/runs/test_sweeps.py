@@ -15,7 +15,7 @@ from mmrl.errors import ConfigError, DataError, MMRLError
 from mmrl.runs.directory import RunDirectory
 from mmrl.runs.reader import Run
 from mmrl.runs.standing import Standing
-from mmrl.runs.sweeps import Sweep, is_sweep, read_sweep
+from mmrl.runs.sweeps import Sweep, is_sweep, read_sweep, usual_metric
 from tests.faults.runs import Runs, at, stop
 
 
@@ -59,6 +59,49 @@ def test_a_sweep_has_its_points_with_their_states_and_metrics(tmp_path: Path) ->
     first, second = sweep.settings
     assert str(first) == "learner.lr=1e-05" and second.values == {"learner.lr": 0.5}
     assert [point.name for point in second.points] == ["lr-0.5_seed-0", "lr-0.5_seed-1"]
+
+
+def test_its_table_has_mean_and_deviation_over_the_seeds_that_are_done(tmp_path: Path) -> None:
+    path = write(tmp_path / "sweep", seeds=[0, 1])
+    make_run(path / "lr-1e-05_seed-0", {0: 0.1, 1: 0.7, 2: 0.5})
+    make_run(path / "lr-1e-05_seed-1", {0: 0.2, 2: 0.9})
+    make_run(path / "lr-0.5_seed-0", {0: 0.1, 2: 0.85})
+    make_run(path / "lr-0.5_seed-1", {0: 0.2, 2: 1.0}, None)
+    table = read_sweep(path).table()
+    assert [row.setting.values["learner.lr"] for row in table.rows] == [0.5, 1e-05]
+    assert [row.values for row in table.rows] == [{0: 0.85}, {0: 0.5, 1: 0.9}]
+    assert (table.rows[0].mean, table.rows[0].deviation) == (0.85, None)
+    assert table.rows[1].mean == pytest.approx(0.7) and table.rows[1].deviation == pytest.approx(0.08**0.5)
+    assert repr(table).splitlines() == [
+        "eval/accuracy: the last value of each run, over the seeds that are done; the most first",
+        "",
+        "learner.lr  done  mean  deviation  least  most",
+        "       0.5   1/2  0.85          -   0.85  0.85  1 stopped",
+        "     1e-05   2/2   0.7     0.2828    0.5   0.9",
+    ]
+    least = read_sweep(path).table("eval/accuracy", is_min=True)
+    assert [row.mean for row in least.rows] == pytest.approx([0.7, 0.85])
+    assert least.data()["settings"][0]["of_seeds"] == {"0": 0.5, "1": 0.9}
+    write(path, config="trainer: {best_metric: eval/accuracy}")
+    best = read_sweep(path).table()
+    assert best.is_best and best.rows[0].values == {0: 0.85} and best.rows[1].values == {0: 0.7, 1: 0.9}
+    write(path, config="trainer: {best_metric: eval/accuracy, best_is: min}")
+    assert [row.mean for row in read_sweep(path).table().rows] == pytest.approx([0.1, 0.15])
+    with pytest.raises(ConfigError, match="no point has the metric reward/mean") as caught:
+        read_sweep(path).table("reward/mean")
+    assert caught.value.possible == "eval/accuracy"
+
+
+def test_a_table_of_a_sweep_that_has_not_begun_is_there(tmp_path: Path) -> None:
+    table = read_sweep(write(tmp_path / "sweep")).table()
+    assert table.metric == "eval/accuracy" and [row.mean for row in table.rows] == [None, None]
+    assert repr(table).splitlines()[3].split() == ["1e-05", "0/2", "-", "-", "-", "-", "2", "waiting"]
+
+
+def test_runs_without_an_accuracy_of_that_name_are_compared_by_another(tmp_path: Path) -> None:
+    assert usual_metric("", [{"reward/mean": 0.1}, {"eval/easy/accuracy": 1.0}]) == "eval/easy/accuracy"
+    assert usual_metric("", [{"reward/mean": 0.1, "loss/total": 1.0}]) == "reward/mean"
+    assert usual_metric("trainer: {best_metric: loss/total}", [{"reward/mean": 0.1, "loss/total": 1.0}]) == "loss/total"
 
 
 @pytest.mark.parametrize(

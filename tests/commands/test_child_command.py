@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from mmrl.api import child_command
-from mmrl.api.child_command import ChildCommand
+from mmrl.commands import child_command
+from mmrl.commands.child_command import ChildCommand
 from mmrl.errors import ConfigError, ResourceError
 
 ROOT = Path(__file__).parents[2]
@@ -149,7 +149,7 @@ def test_the_first_ctrl_c_lets_it_save_and_the_second_ends_it_at_once(tmp_path: 
 def test_it_ends_as_after_a_signal_when_its_caller_is_gone(tmp_path: Path) -> None:
     file = tmp_path / "file"
     code = f"""
-from mmrl.api import child_command
+from mmrl.commands import child_command
 child_command.MODULE = "tests.faults.errands"
 child_command.ChildCommand("stub", {{"do": "wait", "file": {str(file)!r}, "after": 0}}, "RUN").wait()
 """

@@ -2,7 +2,7 @@
 
 Nothing of a run happens in the caller, since vLLM never leaves its process's group and a run handles its own signals.
 The process has a session of its own, so Ctrl-C reaches it only through the caller; it ends as after SIGTERM when the
-caller is gone. The caller prints its output, and raises its error again.
+caller is gone. The caller prints its output, or has it go to a file, and raises its error again.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TextIO, cast
+from typing import IO, Any, NamedTuple, TextIO, cast
 
 from mmrl import errors
 from mmrl.errors import MMRLError, PluginError, ResourceError, first_line
-from mmrl.system.signals import Interruption, Request, Stopped, prepare_exit
+from mmrl.runs.files import writing
+from mmrl.system.signals import SIGNALS, Interruption, Request, Stopped, prepare_exit
 from mmrl.system.worker_process import python
 
-MODULE = "mmrl.api.child_command"
+MODULE = "mmrl.commands.child_command"
 """The process calls its ``serve``."""
 _PATIENCE_S = 0.2
 """Seconds between looks for output."""
@@ -53,30 +55,55 @@ class Outcome:
     stopped: str
 
 
+class Ended(NamedTuple):
+    """The end of a command in plain values."""
+
+    exit_code: int
+    message: str
+    """The error, or the reason why it ended early; empty if it did all."""
+
+
 class ChildCommand:
     """The process, seen from the caller.
 
     Args:
-        task: ``train``, ``evaluate`` or ``export``.
+        task: One of ``_TASKS``, such as ``train``.
         request: The task's arguments, fit for JSON.
         where: Errors name it.
+        log: A file to which its output is appended; by default the caller prints it.
+        folder: Its working folder; by default the caller's.
+        module: In place of MODULE.
+
+    Raises:
+        ResourceError: The log cannot be written.
     """
 
-    def __init__(self, task: str, request: Mapping[str, Any], where: str) -> None:
+    def __init__(
+        self,
+        task: str,
+        request: Mapping[str, Any],
+        where: str,
+        log: Path | None = None,
+        *,
+        folder: str = "",
+        module: str = "",
+    ) -> None:
         self._task, self._where = task, where
         self._folder = tempfile.TemporaryDirectory()
         self._outcome = Path(self._folder.name) / "outcome.json"
         self._reason, self._interrupts = "", 0
-        self._process = subprocess.Popen(
-            python(MODULE),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        with nullcontext(subprocess.PIPE) if log is None else _appended(log) as output:
+            self._process = subprocess.Popen(
+                python(module or MODULE),
+                cwd=folder or None,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.PIPE if log is None else subprocess.STDOUT,
+                start_new_session=True,
+            )
         self._caller = cast(IO[bytes], self._process.stdin)
-        out, err = cast(IO[bytes], self._process.stdout), cast(IO[bytes], self._process.stderr)
-        self._streams = {out.fileno(): _Relay(out, lambda: sys.stdout), err.fileno(): _Relay(err, lambda: sys.stderr)}
+        relays = ((self._process.stdout, lambda: sys.stdout), (self._process.stderr, lambda: sys.stderr))
+        self._streams = {stream.fileno(): _Relay(stream, to) for stream, to in relays if stream is not None}
         with contextlib.suppress(BrokenPipeError):
             whole = {"task": task, "outcome": str(self._outcome), **request}
             self._caller.write(json.dumps(whole, default=str).encode() + b"\n")
@@ -114,7 +141,7 @@ class ChildCommand:
                     if failure is None:
                         watch()
                 except KeyboardInterrupt:
-                    self._interrupt()
+                    self.interrupt()
                     is_over = False
                 except BaseException as error:
                     failure = failure or error
@@ -125,6 +152,28 @@ class ChildCommand:
             return self._result()
         finally:
             self._close()
+
+    def wait_for_end(self) -> Ended:
+        """Wait until it has ended, and tell how in place of raising its error."""
+        try:
+            outcome = self.wait()
+        except KeyboardInterrupt as error:
+            return Ended(130, str(error))
+        except MMRLError as error:
+            return Ended(error.exit_code, str(error))
+        except Exception as error:
+            return Ended(1, str(error))
+        code, reason = self._process.returncode, outcome.stopped
+        told = f"stopped {reason}" if reason and not reason.startswith("stopped") else reason
+        return Ended(code if code >= 0 else 10, told)
+
+    def interrupt(self) -> None:
+        """Hand Ctrl-C on: the first lets it end where nothing is lost, a second ends it at once; from any thread."""
+        self._interrupts += 1
+        if self._interrupts > 2:
+            self._kill()
+        else:
+            self._process.send_signal(signal.SIGINT)
 
     def _has_ended(self) -> bool:
         """Wait for new output for a moment, and print it; True if the process is gone."""
@@ -145,13 +194,6 @@ class ChildCommand:
             time.sleep(_PATIENCE_S)
         return has_ended
 
-    def _interrupt(self) -> None:
-        self._interrupts += 1
-        if self._interrupts > 2:
-            self._kill()
-        else:
-            self._process.send_signal(signal.SIGINT)
-
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             if self._process.poll() is None:
@@ -162,7 +204,8 @@ class ChildCommand:
         self._kill()
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             with contextlib.suppress(OSError):
-                cast(IO[bytes], stream).close()
+                if stream is not None:
+                    stream.close()
         self._folder.cleanup()
 
     def _result(self) -> Outcome:
@@ -200,6 +243,16 @@ class ChildCommand:
         )
 
 
+@contextlib.contextmanager
+def _appended(log: Path) -> Iterator[IO[bytes]]:
+    """The log, open for what is appended to it."""
+    with writing(log):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        file = log.open("ab")
+    with file:
+        yield file
+
+
 class _Relay:
     """A stream of the process, printed as it comes."""
 
@@ -232,6 +285,7 @@ def _error(fields: Mapping[str, Any]) -> MMRLError:
 
 def serve() -> None:
     """Do the requested task, and exit as its command."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # Ray's processes block SIGINT, and their children with them
     finish = prepare_exit()
     with Interruption() as interruption:
         code = _serve(interruption)
@@ -287,7 +341,7 @@ def _train(request: Mapping[str, Any], interruption: Interruption) -> Answer:
     from mmrl.system.redaction import remember_secrets
 
     remember_secrets(request["config"])
-    loaded = LoadedConfig(from_mapping(request["config"], options_class=options_class), {})
+    loaded = LoadedConfig(from_mapping(request["config"], options_class=options_class), request.get("origins", {}))
     train(loaded, interruption, allowed=request["allowed"])
     return {}
 

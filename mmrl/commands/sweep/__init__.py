@@ -1,0 +1,1 @@
+"""``mmrl sweep``: one run for each combination of values and each seed."""
