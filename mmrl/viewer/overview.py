@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -30,7 +31,7 @@ def overview_document(runs: Sequence[ViewedRun]) -> Document:
 def _entry(number: int, run: ViewedRun) -> Document:
     """The entry of a run in a list; of one that cannot be read, as far as its place in a sweep tells."""
     entry: Document = {"run": number, "state": None, "reason": "", "step": None, "steps": None, "seconds": None}
-    entry |= {"seed": run.point.seed if run.point else None, "last": {}, "recorded": []}
+    entry |= {"seed": run.point.seed if run.point else None, "last": {}, "best": {}, "recorded": []}
     if run.problem is not None:
         return entry | {"state": "waiting" if run.point else None}
     try:
@@ -51,12 +52,20 @@ def _of_run(run: ViewedRun) -> Document:
             "steps": trainer.get("steps"),
             "seconds": seconds_of(run),
             "last": {name: _last(curve) for name, curve in metrics["curves"].items()},
+            "best": _best(metrics["curves"], trainer.get("best_metric"), is_min=trainer.get("best_is") == "min"),
             "recorded": [len(attempts), len(events), *(len(run.files(kind)) for kind in KINDS)],
         }
 
 
 def _last(curve: Sequence[float | None]) -> float | None:
     return next((value for value in reversed(curve) if value is not None), None)
+
+
+def _best(curves: Mapping[str, Sequence[float | None]], name: Any, *, is_min: bool) -> dict[str, float]:
+    """The best value of ``trainer.best_metric``; empty without one."""
+    curve = curves.get(name, ()) if isinstance(name, str) else ()
+    values = [value for value in curve if value is not None and math.isfinite(value)]
+    return {name: (min if is_min else max)(values)} if values else {}
 
 
 def _settings(runs: Sequence[ViewedRun]) -> Document:

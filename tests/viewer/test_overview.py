@@ -44,6 +44,21 @@ def test_a_sweeps_points_have_state_step_last_values_and_their_setting(sweep: Pa
     assert runs[5]["problem"] == "this point of the sweep has not begun" and runs[4]["problem"] is None
 
 
+@pytest.mark.parametrize(
+    ("keys", "best"), [("", {}), ("best_metric: x", {"x": 3.0}), ("best_metric: x, best_is: min", {"x": -1.0})]
+)
+def test_a_run_tells_the_best_value_of_the_metric_that_its_config_names(
+    tmp_path: Path, keys: str, best: dict[str, float]
+) -> None:
+    run = make_plain_run(tmp_path / "run", steps=1)
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("trainer: {", f"trainer: {{{keys}{', ' * bool(keys)}"))
+    lines = [{"step": step, "attempt": 1, "time": 5.0, "x": x} for step, x in enumerate([1.0, 3.0, -1.0, None, 2.0])]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    found = overview(run)["runs"][0]
+    assert found["best"] == best and found["last"] == {"x": 2.0}
+
+
 def test_a_sweep_of_which_no_point_has_begun_is_shown(tmp_path: Path) -> None:
     write_sweep(tmp_path / "new", {"learner.lr": [1]}, [("a", {"learner.lr": 1}, 0), ("b", {"learner.lr": 1}, 1)])
     found = overview(tmp_path / "new")

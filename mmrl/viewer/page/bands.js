@@ -49,7 +49,8 @@ export function seedSeries({ index, members }, metric) {
   return members.map(({ name, metrics }) => ({ name, index, isSeed: true, points: pointsOf(metrics, metric) }));
 }
 
-/** Mean, deviation and number of the last values that runs have of a metric. */
-export function lastOf(entries, metric) {
-  return spreadOf(known(entries.map(({ last }) => (Object.hasOwn(last, metric) ? last[metric] : null))));
+/** Mean, deviation and number of what runs have of a metric: of those that are done, or of all as long as none is. */
+export function spreadOfRuns(entries, valueOf) {
+  const done = entries.filter(({ state }) => state === "done");
+  return { ...spreadOf(known((done.length ? done : entries).map(valueOf))), isEarly: !done.length };
 }

@@ -1,7 +1,7 @@
 // Lists of runs and of their settings, which are sorted by what they show.
 
 import { address, addressWith, go, note, wanted } from "./addresses.js";
-import { lastOf } from "./bands.js";
+import { spreadOfRuns } from "./bands.js";
 import { choice, control, el, inLine, link, quiet, replace, visible } from "./elements.js";
 import { ordered, table } from "./tables.js";
 import { distinctInOrder, durationText, number, plain, textOf, valueText } from "./text.js";
@@ -20,12 +20,22 @@ function metricNames(entries) {
   return distinctInOrder(entries.flatMap(({ last }) => Object.keys(last)));
 }
 
-/** Accuracies, or else another metric that tells how a run went, and the one that the address names. */
-function shownMetrics(entries) {
+/** What lists show of metrics: accuracies or else another one, the best of what runs ask for, and the address's one. */
+function measuresOf(entries) {
   const all = metricNames(entries);
   const accuracies = all.filter((name) => ACCURACY.test(name)).slice(0, FEW_ACCURACIES);
   const others = accuracies.length ? accuracies : OTHERWISE.filter((name) => all.includes(name)).slice(0, 1);
-  return distinctInOrder([...others, ...all.filter((name) => name === wanted("metric"))]);
+  const names = distinctInOrder([...others, ...all.filter((name) => name === wanted("metric"))]);
+  const best = distinctInOrder(entries.flatMap((entry) => Object.keys(entry.best)));
+  const own = (values, name) => (Object.hasOwn(values, name) ? values[name] : null);
+  return [
+    ...names.map((name) => ({ key: `last:${name}`, title: metricTitle(name), of: ({ last }) => own(last, name) })),
+    ...best.map((name) => ({
+      key: `best:${name}`,
+      title: ["best ", visible(name)],
+      of: (entry) => own(entry.best, name),
+    })),
+  ];
 }
 
 function metricTitle(name) {
@@ -39,7 +49,8 @@ export function metricPicker(entries) {
   const names = metricNames(entries);
   if (!names.length) return "";
   const options = [["", "–"], ...names.map((name) => [name, plain(name)])];
-  const chosen = (name) => go(addressWith({ metric: name, sort: name && `-last:${name}` }), true);
+  const sortOf = (name) => (name.startsWith("loss/") ? `last:${name}` : `-last:${name}`);
+  const chosen = (name) => go(addressWith({ metric: name, sort: name && sortOf(name) }), true);
   return control("sort by metric", choice(options, wanted("metric"), chosen));
 }
 
@@ -80,7 +91,6 @@ function sortedTable({ caption, columns, rows, rowAttributes }) {
 /** The runs; `first` may put something before a name, `rowAttributes` is as of `table`. */
 export function runsTable({ entries, settings, first, rowAttributes }) {
   const values = new Map(settings.flatMap((setting) => setting.runs.map((run) => [run, setting.values])));
-  const metrics = shownMetrics(entries);
   const haveSeeds = new Set(entries.map(({ seed }) => textOf(seed))).size > 1;
   const columns = [
     { key: "name", title: "run", value: ({ name }) => name, cell: (row) => [first?.(row) ?? "", nameOf(row)] },
@@ -94,12 +104,12 @@ export function runsTable({ entries, settings, first, rowAttributes }) {
     },
     { key: "state", title: "state", value: ({ state }) => rankOf(state), cell: stateCell },
     { key: "step", title: "step", isNumber: true, value: ({ step }) => step, cell: stepCell },
-    ...metrics.map((name) => ({
-      key: `last:${name}`,
-      title: metricTitle(name),
+    ...measuresOf(entries).map(({ key, title, of }) => ({
+      key,
+      title,
       isNumber: true,
-      value: ({ last }) => (Object.hasOwn(last, name) ? last[name] : null),
-      cell: ({ last }) => number(Object.hasOwn(last, name) ? last[name] : null),
+      value: of,
+      cell: (row) => number(of(row)),
     })),
     {
       key: "time",
@@ -162,12 +172,12 @@ export function settingsTable({ entries, settings, first, rowAttributes }) {
       value: (row) => stateWords(row.entries),
       cell: (row) => stateWords(row.entries),
     },
-    ...shownMetrics(entries).map((metric) => ({
-      key: `last:${metric}`,
-      title: [metricTitle(metric), ", mean ± deviation"],
+    ...measuresOf(entries).map(({ key, title, of }) => ({
+      key,
+      title: [title, ", mean ± deviation"],
       isNumber: true,
-      value: (row) => lastOf(row.entries, metric).mean,
-      cell: (row) => spreadWords(lastOf(row.entries, metric), row.entries.length),
+      value: (row) => spreadOfRuns(row.entries, of).mean,
+      cell: (row) => spreadWords(spreadOfRuns(row.entries, of), row.entries.length),
     })),
   ];
   return sortedTable({ caption: "Settings", columns, rows, rowAttributes });
@@ -186,8 +196,8 @@ export function stateWords(entries) {
 function spreadWords(found, count) {
   if (!found.count) return number(null);
   const range = found.deviation === null ? "" : ` ± ${number(found.deviation, 2)}`;
-  const some = found.count < count ? el("span", { class: "quiet" }, ` (${found.count} of ${count})`) : "";
-  return [`${number(found.mean)}${range}`, some];
+  const some = found.count < count ? ` (${found.count} of ${count})` : "";
+  return [`${number(found.mean)}${range}`, el("span", { class: "quiet" }, some, found.isEarly ? " so far" : "")];
 }
 
 /** True if some of the settings have several runs. */
@@ -198,6 +208,6 @@ export function hasSeeds(settings) {
 /** A sentence on what the deviation is of. */
 export function spreadNote() {
   return quiet(
-    "Mean and standard deviation (of a sample) over the runs of a setting, which differ in their seed alone.",
+    "Mean and standard deviation (of a sample) over the runs of a setting that are done, or as long as none is over all. They differ in their seed alone.",
   );
 }
