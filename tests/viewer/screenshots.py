@@ -1,6 +1,6 @@
 """Pictures of the viewer's pages, as the README shows them: curves with an alarm, a group, tokens, an episode, a sweep.
 
-    python -m tests.viewer.screenshots FOLDER [--dark] [NAME=RUN:ADDRESS ...]
+    python -m tests.viewer.screenshots FOLDER [--dark] [--height PIXELS] [NAME=RUN:ADDRESS ...]
 
 NAME is curves, group, tokens, episode, sweep or any other name of a file; RUN is the folder of a run or a sweep and
 ADDRESS what follows `#/` in the page. Without them the five are taken of a small run and a sweep that are made for it.
@@ -57,6 +57,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="where the pictures go")
     parser.add_argument("--dark", action="store_true", help="as a browser shows them that asks for dark pages")
+    parser.add_argument("--height", type=int, default=_HEIGHT, metavar="PIXELS", help="of the window")
     parser.add_argument("shots", nargs="*", type=Shot.of, metavar="NAME=RUN:ADDRESS")
     options = parser.parse_args()
     if sentence := missing():
@@ -65,11 +66,11 @@ def main() -> int:
     options.folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         shots = options.shots or list(_made(Path(stack.enter_context(tempfile.TemporaryDirectory()))))
-        driver = stack.enter_context(chromium(_WIDTH, _HEIGHT))
+        driver = stack.enter_context(chromium(_WIDTH, options.height))
         for shot in shots:
             server = stack.enter_context(served(shot.run))
             viewer = Viewer(driver, server.url, server.url)
-            viewer.width(_WIDTH, _HEIGHT, _SCALE)
+            viewer.width(_WIDTH, options.height, _SCALE)
             viewer.scheme("dark" if options.dark else "light")
             file = options.folder / f"{shot.name}.png"
             file.write_bytes(picture(viewer, shot))
