@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import json
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ from pathlib import Path
 import pytest
 
 import mmrl
+from mmrl.commands.help.pages import PAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -164,7 +166,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The wheel and the sdist, built without a network from the files that are tracked or to be."""
     source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
     for path in visible_files():
-        if path.parts[0] in {*SOURCES, "pyproject.toml", "README.md", "LICENSE"}:
+        if path.parts[0] in {*SOURCES, "pyproject.toml", "README.md", "LICENSE"} or path.match("examples/*.md"):
             (source / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / path, source / path)
     pip("wheel", "--wheel-dir", str(built), str(source))
@@ -183,7 +185,8 @@ def test_one_wheel_holds_every_package(packages: dict[str, Path]) -> None:
     carried = {name for name in zipfile.ZipFile(packages["wheel"]).namelist() if ".dist-info/" not in name}
     sources = {path for path in visible_files() if path.parts[0] in SOURCES}
     written = {path.as_posix() for path in sources if path.suffix not in {".md", ".svg"} or TEMPLATE in path.parents}
-    assert carried == {re.sub(r"^(plugins|datasets)/", "", path) for path in written}
+    pages = {f"mmrl/pages/{name}" for name in PAGES}
+    assert carried == {re.sub(r"^(plugins|datasets)/", "", path) for path in written} | pages
 
 
 @pytest.mark.full
@@ -204,6 +207,8 @@ def test_a_package_works_without_the_checkout(kind: str, packages: dict[str, Pat
     assert python("-m", "mmrl", "--version") == f"mmrl {mmrl.__version__}\n"
     rows = [line.split() for line in python("-m", "mmrl", "plugins").splitlines()]
     assert {row[1] for row in rows if "mmrl-train" in row} == plugin_names()
+    found = json.loads(python("-m", "mmrl", "help", "out of memory", "--json"))
+    assert found[0]["place"].startswith(f"{site}/mmrl/pages/mmrl/engine/README.md:")
     python("-m", "mmrl", "init", "plugin", "new-rl")
     assert '"mmrl-train"' in (work / "new-rl/pyproject.toml").read_text()
 

@@ -167,31 +167,44 @@ def evaluate(
 
 def export(
     checkpoint: str | os.PathLike[str],
-    out: str | Path,
+    out: str | Path | None = None,
     *,
     dtype: str | None = None,
     adapter: bool = False,
     base: str | None = None,
     shard_gb: float | None = None,
+    push: str | None = None,
+    private: bool | None = None,
+    revision: str | None = None,
+    message: str | None = None,
 ) -> Answer:
-    """Write a checkpoint as a model folder, compared with its source, as ``mmrl export`` does.
+    """Write a checkpoint as a model folder, compared with its source, as ``mmrl export`` does, and push it if wanted.
 
     Args:
         checkpoint: A checkpoint, a run (its newest good checkpoint) or a model folder.
-        out: A new folder, or an empty one.
+        out: A new folder, or an empty one; with ``push`` by default one that is called as the repository.
         dtype: float32, bfloat16 or float16; by default as stored.
         adapter: Keep an adapter as it is; else it is merged.
         base: The model that was adapted, if it has moved.
         shard_gb: Largest file of weights, in gigabytes.
+        push: The repository on the hub that gets the folder, ``OWNER/NAME``; the same call goes on with a push that
+            broke off.
+        private: Who may see a repository that the push makes; by default as the hub does.
+        revision: The branch that is pushed to.
+        message: The commit's.
 
     Raises:
-        MMRLError: There is no model, it does not agree with its source, or ``out`` cannot be taken.
-        KeyboardInterrupt: Ctrl-C; nothing was exported.
-        InterruptedError: Somebody else's signal came; nothing was exported.
+        MMRLError: There is no model, it does not agree with its source, ``out`` cannot be taken, or the hub refuses.
+        KeyboardInterrupt: Ctrl-C; the folder is there whole, or not at all.
+        InterruptedError: Somebody else's signal came, with the same outcome.
     """
     options = {"dtype": dtype, "adapter": adapter, "base": base, "shard_gb": shard_gb}
-    request = {"source": os.fspath(checkpoint), "out": str(out), "options": options}
-    outcome = ChildCommand("export", request, str(out)).wait()
+    place = {"repo": push, "revision": revision, "private": private, "message": message}
+    if push is None and any(value is not None for value in place.values()):
+        raise ConfigError("private, revision and message are of a push", where="mmrl.export", remedy="add push")
+    request: dict[str, Any] = {"source": os.fspath(checkpoint), "options": options}
+    request |= {"out": None if out is None else str(out), "push": None if push is None else place}
+    outcome = ChildCommand("export", request, str(out or push)).wait()
     return Answer(**_complete(outcome.answer, outcome.stopped))
 
 

@@ -359,11 +359,15 @@ def _evaluate(request: Mapping[str, Any], interruption: Interruption) -> Answer:
 
 
 def _export(request: Mapping[str, Any], interruption: Interruption) -> Answer:
-    from mmrl.commands.export.model_folder import export
-    from mmrl.commands.printing import complain
+    from mmrl.commands.export.publication import export_and_push
+    from mmrl.commands.export.repository import Destination
+    from mmrl.commands.printing import complain, note
 
-    source, out = Path(request["source"]), Path(request["out"])
-    report = export(source, out, **request["options"], on_damage=lambda _, error: complain(error))
+    source, out = Path(request["source"]), None if request["out"] is None else Path(request["out"])
+    destination = None if request["push"] is None else Destination(**request["push"])
+    report = export_and_push(
+        source, out, destination, **request["options"], on_damage=lambda _, error: complain(error), tell=note
+    )
     return {"data": report.data(), "text": "\n".join(report.lines())}
 
 

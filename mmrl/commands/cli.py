@@ -15,33 +15,10 @@ from importlib import import_module
 from pathlib import Path
 
 from mmrl.commands.arguments import split_overrides
+from mmrl.commands.catalogue import COMMANDS, EPILOG
 from mmrl.commands.printing import complain, print_error
 from mmrl.errors import MMRLError
 from mmrl.system.version import __version__
-
-_COMMANDS = {
-    "train": ("train", "train a policy"),
-    "sweep": ("sweep.command", "train with each combination of values and each seed, and compare"),
-    "check": ("check.command", "check config, plugins and data, without a GPU"),
-    "plan": ("plan.command", "tell what a run takes in memory and time, before it starts"),
-    "show": ("show", "print the resolved config and where each value was written"),
-    "eval": ("eval.command", "evaluate a model, a run or a checkpoint on data.eval"),
-    "export": ("export.command", "write a checkpoint as a model folder, and compare the two"),
-    "plugins": ("plugins", "list the installed plugins"),
-    "schema": ("schema", "print the JSON schema of the config, or of a plugin's options"),
-    "doctor": ("doctor.command", "check versions, devices and the engines' numbers"),
-    "replay": ("replay.command", "take finished steps of a run again, from its record"),
-    "rollouts": ("rollouts", "print the completions that a run has recorded"),
-    "view": ("view", "show runs in a browser: curves, rollouts with images and tokens, evaluations"),
-    "report": ("report", "write a run as one page that opens without a server"),
-    "monitor": ("monitor", "print the alarms of a recorded run"),
-    "rewards": ("rewards.command", "try a reward"),
-    "init": ("init.command", "write a first config, or a plugin package, to edit"),
-}
-"""The module in ``mmrl.commands`` of each command, and its help."""
-_EXIT_CODES = """\
-exit codes: 0 done, 1 a bug, 2 bad config or usage, 3 data, 4 a plugin, 5 resources, 6 the numbers,
-10 stopped by a signal and ready to go on, 130 Ctrl-C"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -100,18 +77,18 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="mmrl",
         description="Reinforcement-learning post-training of vision-language models and text LLMs.",
-        epilog=_EXIT_CODES,
+        epilog=EPILOG,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"mmrl {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     parsers = {
         name: commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        for name, (_, text) in _COMMANDS.items()
+        for name, (_, text) in COMMANDS.items()
     }
     overrides: list[str] = []
     if words and words[0] in parsers:
-        module, command = import_module(f"mmrl.commands.{_COMMANDS[words[0]][0]}"), parsers[words[0]]
+        module, command = import_module(f"mmrl.commands.{COMMANDS[words[0]][0]}"), parsers[words[0]]
         module.add_arguments(command)
         words = getattr(module, "complete", list)(words)
         command.set_defaults(run=module.run)

@@ -60,6 +60,11 @@ def warn(warnings: Iterable[str]) -> None:
         print_error(f"mmrl: warning: {warning}\n")
 
 
+def note(text: str) -> None:
+    """Print a sentence to stderr."""
+    print_error(f"mmrl: {text}\n")
+
+
 def print_error(text: str) -> None:
     """Print to stderr, if anybody reads it, with control characters shown."""
     with suppress(OSError):

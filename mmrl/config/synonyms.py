@@ -244,6 +244,11 @@ _TABLE = _table()
 _SECTIONS = {word: note for words, note in _ASIDE.items() for word in words.split()}
 
 
+def words() -> Mapping[str, Synonym]:
+    """Every word of others that is known, with mmrl's answer."""
+    return _TABLE
+
+
 def synonym(key: str) -> Synonym | None:
     """mmrl's answer to a dotted key of others, by the longest end of it that is known; None if none is.
 

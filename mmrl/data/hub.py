@@ -32,7 +32,7 @@ RETRY_AFTER_S = (1.0, 3.0)
 PATIENCE_S = 10.0
 """Seconds for the first answer. Nothing is tried again later, as huggingface_hub itself retries for up to 23 s."""
 
-_PASSING = frozenset({408, 429, 500, 502, 503, 504})
+PASSING = frozenset({408, 429, 500, 502, 503, 504})
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM})
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -107,7 +107,7 @@ class HubRepo:
         waits = iter(RETRY_AFTER_S)
         while True:
             try:
-                with _quiet():
+                with quiet():
                     return call()
             except MMRLError:
                 raise
@@ -156,8 +156,8 @@ def explained(error: Exception, repo: HubRepo) -> MMRLError:
     """An error of ``huggingface_hub`` or ``datasets`` about a repository, as one that says what to do."""
     from huggingface_hub import constants, errors
 
-    chain = list(_chain(error))
-    failure = _outage(chain)
+    chain = list(chain_of(error))
+    failure = outage(chain)
     for raised in chain:
         if isinstance(raised, errors.HfHubHTTPError):
             if answer := _refusal(raised, repo):
@@ -172,10 +172,10 @@ def explained(error: Exception, repo: HubRepo) -> MMRLError:
     if failure:
         return HubUnreachableError(
             f"{repo.kind} {repo.name} cannot be fetched: {failure}",
-            where=f"{repo}, from {_endpoint()}",
+            where=f"{repo}, from {endpoint()}",
             remedy="check the network and HF_ENDPOINT, or try later",
         )
-    what = f"{repo.kind} {repo.name} cannot be used: {_first_line(error)}"
+    what = f"{repo.kind} {repo.name} cannot be used: {public_line(error)}"
     return HubError(what, where=str(repo), remedy="check path and revision")
 
 
@@ -184,7 +184,7 @@ def _refusal(error: HfHubHTTPError, repo: HubRepo) -> HubError | None:
     from huggingface_hub import errors
 
     name, status, possible = f"{repo.kind} {repo.name}", error.response.status_code, ""
-    if isinstance(error, errors.EntryNotFoundError) or status in _PASSING:
+    if isinstance(error, errors.EntryNotFoundError) or status in PASSING:
         return None
     if isinstance(error, errors.GatedRepoError):
         what = f"{name} is gated"
@@ -229,7 +229,7 @@ def _offline(repo: HubRepo, what: str) -> HubError:
 def _damaged(repo: HubRepo, what: str) -> HubError:
     return HubError(
         f"a file arrived damaged: {what}",
-        where=f"{repo}, from {_endpoint()}",
+        where=f"{repo}, from {endpoint()}",
         remedy="try again; if it happens again, doubt the mirror or proxy in between",
     )
 
@@ -237,15 +237,15 @@ def _damaged(repo: HubRepo, what: str) -> HubError:
 def _may_pass(error: Exception) -> bool:
     from huggingface_hub import constants
 
-    return not constants.HF_HUB_OFFLINE and bool(_outage(list(_chain(error))))
+    return not constants.HF_HUB_OFFLINE and bool(outage(list(chain_of(error))))
 
 
-def _outage(chain: Sequence[BaseException]) -> str:
+def outage(chain: Sequence[BaseException]) -> str:
     """A failure of the hub for everybody: no connection, a broken one, or a server's own error; empty for others."""
     from huggingface_hub.errors import HfHubHTTPError
 
     for raised in chain:
-        if isinstance(raised, HfHubHTTPError) and raised.response.status_code in _PASSING:
+        if isinstance(raised, HfHubHTTPError) and raised.response.status_code in PASSING:
             return f"the hub answers {raised.response.status_code}"
         # By name, because huggingface_hub has changed its HTTP library, and does not export the classes.
         if {"TransportError", "ConnectionError"} & {each.__name__ for each in type(raised).__mro__}:
@@ -254,7 +254,7 @@ def _outage(chain: Sequence[BaseException]) -> str:
     return ""
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
+def chain_of(error: BaseException | None) -> Iterator[BaseException]:
     """An error, and those that led to it."""
     while error is not None:
         yield error
@@ -262,7 +262,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence huggingface_hub's warnings, which repeat a server's words and signed addresses, unless asked for."""
     from huggingface_hub import logging as hub_logging
 
@@ -275,15 +275,20 @@ def _quiet() -> Iterator[None]:
         hub_logging.set_verbosity(verbosity)
 
 
-def _first_line(error: BaseException) -> str:
+def public_line(error: BaseException) -> str:
     """An error's first line without the token, which a server may echo and which may come from a file."""
-    from huggingface_hub import get_token
-
-    text = Redactor({**os.environ, "HF_TOKEN": get_token() or ""})(str(error)).strip()
+    text = redactor()(str(error)).strip()
     return text.splitlines()[0] if text else type(error).__name__
 
 
-def _endpoint() -> str:
+def redactor() -> Redactor:
+    """A redactor that knows the hub's token too, which may come from a file."""
+    from huggingface_hub import get_token
+
+    return Redactor({**os.environ, "HF_TOKEN": get_token() or ""})
+
+
+def endpoint() -> str:
     """The hub's address without the password that it may hold."""
     from huggingface_hub import constants
 
@@ -291,7 +296,7 @@ def _endpoint() -> str:
 
 
 def _page(repo: HubRepo) -> str:
-    return "/".join([_endpoint(), *(["datasets"] if repo.kind == "dataset" else []), repo.name])
+    return "/".join([endpoint(), *(["datasets"] if repo.kind == "dataset" else []), repo.name])
 
 
 def _links(folder: Path) -> Iterator[Path]:

@@ -35,6 +35,11 @@ _KEY = re.compile(r"sk-(?<=\bsk-)[\w-]{16,}")
 ahead for it takes time as the square of a text's length."""
 _DIGIT = re.compile(r"\d")
 _MOST = int(sys.float_info.max)
+_PATH = re.compile(
+    r"""(?<![^\s"'=,:(\[{])(?:file://[^\s"'<>,;|]*|(?:~[\w.-]*|\.\.?)(?:/[^/\s"'<>,;|]+)+|(?:/[^/\s"'<>,;|]+){2,})/*"""
+)
+"""A path within a text: from the root with two parts or more, or from a user's, this or the upper folder. The parts of
+an address follow other characters, and those of `</answer>` too."""
 
 
 def names_a_secret(variable: str) -> bool:
@@ -72,6 +77,28 @@ def without_secrets(value: Any, above: str = "") -> Any:
 def _of_key(above: str, key: str, value: Any) -> Any:
     is_secret = leads_to_a_secret([above, key]) and not (value is None or isinstance(value, bool) or value == "")
     return REDACTED if is_secret else without_secrets(value, key)
+
+
+def without_paths(value: Any) -> Any:
+    """Mappings and lists with the last part of each path in place of paths of this machine, for those who lack it.
+
+    A text that begins with the root and two parts, or with ``~/``, is one path, blanks included; others have paths in
+    them, as ``see /a/b`` does. A path below the working folder, such as ``data/train.jsonl``, names no machine's folder
+    and stays.
+    """
+    if isinstance(value, Mapping):
+        return {without_paths(key): without_paths(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_paths(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    if value.startswith("~/") or (value.startswith("/") and value.strip("/").count("/") and "\n" not in value):
+        return _last_part(value)
+    return _PATH.sub(lambda found: _last_part(found[0]), value)
+
+
+def _last_part(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
 
 
 _of_configs: set[str] = set()

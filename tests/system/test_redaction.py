@@ -3,7 +3,14 @@ import time
 
 import pytest
 
-from mmrl.system.redaction import Redactor, leads_to_a_secret, names_a_secret, remember_secrets, without_secrets
+from mmrl.system.redaction import (
+    Redactor,
+    leads_to_a_secret,
+    names_a_secret,
+    remember_secrets,
+    without_paths,
+    without_secrets,
+)
 
 
 @pytest.mark.parametrize("text", ["hf_transfer is on", "sk-learn-digits-experiment", "task-1234567890123456789", "x"])
@@ -97,3 +104,23 @@ def test_an_integer_beyond_any_float_is_a_text():
     assert redact.plain({"a": 10**400, "b": 10**308, "c": -(2**1024)}) == {
         "a": hex(10**400), "b": 10**308, "c": hex(-(2**1024))
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("/home/me/my data/rows.jsonl", "rows.jsonl"),
+        ("~/runs/digits/", "digits"),
+        ("../mine.py:score", "mine.py:score"),
+        ("see /home/me/x.json, or file:///a/b", "see x.json, or b"),
+        ("--root=/srv/media", "--root=media"),
+        ("data/train.jsonl", "data/train.jsonl"),
+        ("org/name", "org/name"),
+        ("https://host/a/b/c", "https://host/a/b/c"),
+        ("<think> and/or </think>", "<think> and/or </think>"),
+        ("/no_think", "/no_think"),
+        ("3 / 4 / 5", "3 / 4 / 5"),
+    ],
+)
+def test_paths_of_this_machine_are_reduced_to_their_last_part(text, shown):
+    assert without_paths({"a": [text, 1, None]}) == {"a": [shown, 1, None]}

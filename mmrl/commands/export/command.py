@@ -6,33 +6,62 @@ import argparse
 from pathlib import Path
 
 from mmrl.commands.arguments import add_json
-from mmrl.commands.printing import answer, complain
+from mmrl.commands.printing import answer, complain, note
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     text = "a checkpoint, a run's folder (its newest good checkpoint), or a Hugging Face folder"
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help=text)
-    parser.add_argument("out", type=Path, metavar="OUT", help="a new folder, or an empty one")
+    text = "a new folder, or an empty one; with --push, also one that is this export, and by default REPO's name"
+    parser.add_argument("out", type=Path, metavar="OUT", nargs="?", help=text)
     text = "of the weights; default: as stored"
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help=text)
     parser.add_argument("--adapter", action="store_true", help="of a run with model.lora: do not merge the adapter")
     text = "of an adapter: the model that was adapted, if it has moved"
     parser.add_argument("--base", metavar="MODEL", help=text)
     parser.add_argument("--shard-size", type=float, metavar="GB", help="most of a file of weights (1.07)")
+    parser.add_argument("--push", metavar="REPO", help="push the folder to OWNER/NAME on the hub, as one commit")
+    access = parser.add_mutually_exclusive_group()
+    text = "make REPO private; default: as the hub does"
+    access.add_argument("--private", action="store_const", const=True, help=text)
+    access.add_argument("--public", dest="private", action="store_const", const=False, help="make REPO public")
+    parser.add_argument("--revision", metavar="BRANCH", help="push to a branch, which is made if there is none")
+    parser.add_argument("--message", metavar="TEXT", help="of the commit")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from mmrl.commands.export.model_folder import export
+    from mmrl.commands.export.publication import export_and_push
+    from mmrl.commands.export.repository import Destination
 
-    report = export(
+    destination = None
+    if arguments.push is not None:
+        where = arguments.revision, arguments.private, arguments.message
+        destination = Destination(arguments.push, *where)
+    else:
+        _only_with_push(arguments)
+    report = export_and_push(
         arguments.checkpoint,
         arguments.out,
+        destination,
         dtype=arguments.dtype,
         shard_gb=arguments.shard_size,
         adapter=arguments.adapter,
         base=arguments.base,
         on_damage=lambda _, error: complain(error),
+        tell=note,
     )
     answer(report.data(), report.lines(), as_json=arguments.json)
     return 0
+
+
+def _only_with_push(arguments: argparse.Namespace) -> None:
+    """Raise if an option of a push is given without one."""
+    from mmrl.errors import ConfigError
+
+    given = {"--private": arguments.private is True, "--public": arguments.private is False}
+    given |= {"--revision": arguments.revision is not None, "--message": arguments.message is not None}
+    if names := [name for name, is_given in given.items() if is_given]:
+        raise ConfigError(
+            f"nothing is pushed, so {', '.join(names)} has no use", where="mmrl export", remedy="add --push REPO"
+        )

@@ -2,6 +2,9 @@
 
 It is written to a hidden folder beside OUT, compared with its source, forced to the disk, and renamed: a kill at any
 moment leaves nothing at OUT. The next export to the same OUT removes the rest of a killed one.
+
+OUT has a model card, README.md, and mmrl.json, which says what was exported: so a push that broke off goes on with the
+folder that is there.
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -21,20 +23,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmrl.cluster.nodes import installed_versions
+from mmrl.cluster.nodes import fingerprints, installed_versions
 from mmrl.cluster.process import prepare_process
+from mmrl.commands.export.card import ADAPTER, CARD, PROVENANCE, BaseModel, ModelCard, licence_of
 from mmrl.errors import ConfigError, ResourceError, plural
 from mmrl.runs.checkpoints import Checkpoint, CheckpointError, find
-from mmrl.runs.disk import force, sync
+from mmrl.runs.disk import force, sha256, sync
 from mmrl.runs.resumption import MODEL
 from mmrl.system import failpoints
-from mmrl.system.redaction import Redactor
+from mmrl.system.redaction import Redactor, without_paths
 from mmrl.system.version import __version__
 
 if TYPE_CHECKING:
+    from mmrl.commands.export.repository import Pushed
     from mmrl.engine.aids.exporting import Export
 
-PROVENANCE = "mmrl.json"
 DTYPES = "float32", "bfloat16", "float16"
 
 
@@ -50,30 +53,61 @@ class ExportedModel:
     model: Path
     checkpoint: Checkpoint | None
 
+    @property
+    def path(self) -> Path:
+        """The checkpoint, or the folder that is no run's."""
+        return self.checkpoint.path if self.checkpoint else self.model
+
+    @property
+    def base(self) -> BaseModel | None:
+        """The model that training began from, or that an adapter's folder names; None if nothing says so."""
+        if self.checkpoint:
+            record = self.checkpoint.read_state("run.json")
+            return BaseModel.of(record["config"]["model"]["path"], record["fingerprints"][MODEL])
+        if (self.model / ADAPTER).is_file():
+            config = json.loads((self.model / ADAPTER).read_text(encoding="utf-8"))
+            return BaseModel.of(str(config["base_model_name_or_path"]))
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """The answer of ``mmrl export``."""
+    """The answer of ``mmrl export``.
+
+    Attributes:
+        export: None if the folder was there already, whole and of the same weights.
+        pushed: The repository's part of the answer; None if nothing was pushed.
+    """
 
     exported: ExportedModel
     out: Path
-    export: Export
+    export: Export | None
+    pushed: Pushed | None = None
 
     def data(self) -> dict[str, Any]:
         """For programs."""
         checkpoint = self.exported.checkpoint
         return {
-            "source": str(checkpoint.path if checkpoint else self.exported.model),
+            "source": str(self.exported.path),
             "step": checkpoint.step if checkpoint else None,
             "out": str(self.out),
-            **dataclasses.asdict(self.export),
+            **(dataclasses.asdict(self.export) if self.export else {"was_there": True}),
+            **({"pushed": dataclasses.asdict(self.pushed)} if self.pushed else {}),
         }
 
     def lines(self) -> Iterator[str]:
         """For people."""
-        done, checkpoint = self.export, self.exported.checkpoint
-        verified = "a checkpoint, as its manifest says" if checkpoint else "a model folder"
-        yield f"source    {_shown(checkpoint.path if checkpoint else self.exported.model)}: {verified}; {done.stored}"
+        verified = "a checkpoint, as its manifest says" if self.exported.checkpoint else "a model folder"
+        stored = f"; {self.export.stored}" if self.export else ""
+        yield f"source    {_shown(self.exported.path)}: {verified}{stored}"
+        if self.export:
+            yield from self._written(self.export)
+        else:
+            yield f"kept      {_shown(self.out)}: an earlier export of these weights, whole"
+        if self.pushed:
+            yield from self.pushed.lines()
+
+    def _written(self, done: Export) -> Iterator[str]:
         origin = f", {done.masters} of them from the optimizer's float32 weights" if done.masters else ""
         files = f"{done.files} file{'s' if done.files > 1 else ''}"
         yield f"weights   {done.weights} in {done.dtype}{origin}; {done.size_bytes / 1e6:.1f} MB in {files}"
@@ -86,28 +120,26 @@ class ExportReport:
 
 
 def export(
-    source: Path,
+    found: ExportedModel,
     out: Path,
     *,
     dtype: str | None = None,
     shard_gb: float | None = None,
     adapter: bool = False,
     base: str | None = None,
-    on_damage: Callable[[Checkpoint, CheckpointError], None],
+    again: bool = False,
 ) -> ExportReport:
     """Export to ``out``, which is new or empty.
 
     Args:
-        source: A checkpoint, a run (its newest good checkpoint is meant), or a Hugging Face folder.
         dtype: ``float32``, ``bfloat16`` or ``float16``; None for the stored one.
         shard_gb: Largest file of weights, in gigabytes.
         adapter: Keep an adapter as it is; else it is merged into its model.
         base: The model that was adapted, if the adapter names another.
-        on_damage: Called with each checkpoint of a run that is newer and damaged.
+        again: Take ``out`` as it is if it is an earlier export of the same, whole.
 
     Raises:
-        ConfigError: There is no model, it cannot be exported, or ``out`` cannot be taken.
-        CheckpointError: The checkpoint is damaged.
+        ConfigError: The model cannot be exported, or ``out`` cannot be taken.
         NumericsError: The written model does not compute the same as its source.
         ResourceError: The disk is full, or cannot be read or written.
     """
@@ -122,8 +154,10 @@ def export(
     shard_bytes = None if shard_gb is None else int(shard_gb * 1e9)
     prepare_process()
     out = out.expanduser().resolve()
+    wanted = _identity(found, dtype, shard_bytes, adapter, base)
+    if again and _holds(out, wanted):
+        return ExportReport(found, out, None)
     _check_out(out)
-    found = _find(source, on_damage)
     inside = found.checkpoint.path.parent if found.checkpoint else found.model
     if out.is_relative_to(inside):
         raise ConfigError("OUT is inside of what is exported", where=str(out), remedy="choose a folder outside")
@@ -138,8 +172,9 @@ def export(
                 done = export_model(
                     found.model, state, folder, Path(media), dtype=dtype, shard_bytes=shard_bytes, base=base
                 )
-            text = json.dumps(_provenance(found, done), indent=2)
-            (folder / PROVENANCE).write_text(text + "\n", encoding="ascii")
+            provenance = _provenance(found, done, folder) | {"export_sha256": wanted}
+            (folder / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n", encoding="ascii")
+            (folder / CARD).write_text(offline_card(found, folder, out.name), encoding="utf-8")
     except OSError as error:
         raise ResourceError(
             f"the model cannot be exported: {error.strerror or error}",
@@ -149,12 +184,72 @@ def export(
     return ExportReport(found, out, done)
 
 
+def offline_card(found: ExportedModel, folder: Path, name: str) -> str:
+    """The card that an export writes, from what this machine knows; a folder that is no run's keeps its own.
+
+    Args:
+        name: The name that the card calls the model by.
+    """
+    if not found.checkpoint and (found.model / CARD).is_file():
+        return (found.model / CARD).read_text(encoding="utf-8")
+    return ModelCard(found.checkpoint, found.base, folder).text(name, _licence_here(found))
+
+
+def _licence_here(found: ExportedModel) -> dict[str, str]:
+    """The base's licence, by a card in its folder or in the hub's cache."""
+    if not found.checkpoint:
+        return {}
+    if (base := found.base) and base.is_public:
+        from huggingface_hub import try_to_load_from_cache
+
+        card = try_to_load_from_cache(base.name, CARD, revision=base.commit)
+        return licence_of(Path(card)) if isinstance(card, str) else {}
+    return licence_of(Path(found.checkpoint.read_state("run.json")["config"]["model"]["path"], CARD))
+
+
+def _identity(found: ExportedModel, *options: object) -> str:
+    """A hash of the source's files and of the options, which changes when an export would write something else."""
+    files = sorted(path.name for path in found.model.iterdir() if path.is_file())
+    sources = fingerprints(str(found.model), files)
+    has_state = bool(found.checkpoint and found.checkpoint.has_optimizer)
+    return hashlib.sha256(repr((files, sources, has_state, *options)).encode()).hexdigest()
+
+
+def _holds(out: Path, wanted: str) -> bool:
+    """True if a folder is the export of this identity, and its weights are as they were written.
+
+    Raises:
+        ConfigError: It is that export, and its weights have changed since.
+    """
+    try:
+        facts = json.loads((out / PROVENANCE).read_text(encoding="ascii"))
+        weights = dict(facts["weights_sha256"])
+        if facts["export_sha256"] != wanted:
+            return False
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    for name, digest in weights.items():
+        if not (out / name).is_file() or sha256(out / name) != digest:
+            what = f"{name} is not as the export wrote it"
+            raise ConfigError(what, where=str(out), remedy="remove the folder, and export again")
+    return True
+
+
 def _shown(path: Path) -> Path:
     """The path from the working folder, where it is below it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def _find(path: Path, on_damage: Callable[[Checkpoint, CheckpointError], None]) -> ExportedModel:
+def find_model(path: Path, on_damage: Callable[[Checkpoint, CheckpointError], None]) -> ExportedModel:
+    """The model that a path means: a checkpoint, a run (its newest good checkpoint), or a Hugging Face folder.
+
+    Args:
+        on_damage: Called with each checkpoint of a run that is newer and damaged.
+
+    Raises:
+        ConfigError: There is no model.
+        CheckpointError: The checkpoint is damaged.
+    """
     path = path.expanduser().resolve()
     if path.name == "model" and (path.parent / "manifest.json").exists():
         path = path.parent  # a checkpoint's, which can be verified
@@ -228,35 +323,34 @@ def _rename(hidden: Path, out: Path) -> None:
         raise
 
 
-def _provenance(exported: ExportedModel, done: Export) -> dict[str, Any]:
+def _provenance(exported: ExportedModel, done: Export, folder: Path) -> dict[str, Any]:
     """Where the weights come from, without paths of this machine and without secrets."""
     versions = installed_versions(("torch", "transformers", "safetensors"))
     facts: dict[str, Any] = {
         "exported_by": {"mmrl": __version__, **versions},
         "dtype": done.dtype,
+        "reads_images": done.reads_images,
         "weights": done.weights,
         "weights_from_float32_masters": done.masters,
         "agreement": {"tokens": done.tokens, **dataclasses.asdict(done.gap)},
     }
+    facts["weights_sha256"] = {path.name: sha256(path) for path in sorted(folder.glob("*.safetensors"))}
     if exported.checkpoint:
-        facts |= _run_facts(exported.checkpoint)
+        facts |= _run_facts(exported.checkpoint, exported.base)
     else:
         facts["source"] = exported.model.name
     plain: dict[str, Any] = Redactor().plain(facts)
     return plain
 
 
-def _run_facts(checkpoint: Checkpoint) -> dict[str, Any]:
+def _run_facts(checkpoint: Checkpoint, base: BaseModel | None) -> dict[str, Any]:
     record = checkpoint.read_state("run.json")
     config = record["config"]
-    fingerprint = record["fingerprints"][MODEL]
-    is_hub = re.fullmatch("[0-9a-f]{40}", fingerprint) is not None  # a commit; a folder's is longer
-    name = config["model"]["path"]
     return {
         "run": checkpoint.path.parents[1].name,
         "step": checkpoint.step,
         "trained_by": {"mmrl": record["mmrl"]},
-        "base_model": {"name": name, "commit": fingerprint} if is_hub else {"name": Path(name).name},
-        "algorithm": config["algorithm"]["name"],
+        "base_model": base.facts if base else {},
+        "algorithm": without_paths(config["algorithm"]["name"]),
         "config_sha256": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
     }

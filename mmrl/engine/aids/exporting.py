@@ -56,6 +56,7 @@ class Export:
         samples: Samples that were compared, with ``tokens`` log-probs.
         gap: Between the source and the written folder, rounding included.
         is_rounded: True if weights were rounded to the type.
+        reads_images: True if the model reads images.
     """
 
     stored: str
@@ -69,6 +70,7 @@ class Export:
     tokens: int
     gap: Gap
     is_rounded: bool
+    reads_images: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +133,8 @@ def export_model(
     sizes = [path.stat().st_size for path in target.glob("*.safetensors")]
     kept = tuple(kept_files(Path(folder.path)))
     counts = len(before.token_ids), len(before.logprobs)
-    return Export(
-        stored.most_common(1)[0][0], written, weights, masters, len(sizes), sum(sizes), kept, *counts, gap, not exact
-    )
+    first, read = stored.most_common(1)[0][0], folder.family.vision
+    return Export(first, written, weights, masters, len(sizes), sum(sizes), kept, *counts, gap, not exact, read)
 
 
 def export_adapter(source: Path, target: Path, media: Path, *, base: str | None = None) -> Export:
@@ -157,7 +158,8 @@ def export_adapter(source: Path, target: Path, media: Path, *, base: str | None 
         keys = list(weights.keys())
         stored = {code: name for name, code in DTYPES.items()}[weights.get_slice(keys[0]).get_dtype()]
     size, counts = (target / adapters.WEIGHTS).stat().st_size, (len(before.token_ids), len(before.logprobs))
-    return Export(stored, stored, len(keys), 0, 1, size, files[2:], *counts, gap, False)
+    read = folder.family.vision
+    return Export(stored, stored, len(keys), 0, 1, size, files[2:], *counts, gap, False, read)
 
 
 def write_merged(adapter: Path, target: Path) -> None:

@@ -1,0 +1,41 @@
+"""The lines of a model card with which plain transformers loads a model and asks it something."""
+
+from __future__ import annotations
+
+_WHOLE = """\
+from transformers import {model}, {processor}
+
+model = {model}.from_pretrained("{place}", dtype="auto")
+processor = {processor}.from_pretrained("{place}")
+"""
+_ADAPTER = """\
+from peft import PeftConfig, PeftModel
+from transformers import {model}, {processor}
+
+base = PeftConfig.from_pretrained("{place}")
+model = {model}.from_pretrained(base.base_model_name_or_path, revision=base.revision, dtype="auto")
+model = PeftModel.from_pretrained(model, "{place}")
+processor = {processor}.from_pretrained(base.base_model_name_or_path, revision=base.revision)
+"""
+_ASK = """\
+content = {content}
+messages = [{{"role": "user", "content": content}}]
+inputs = processor.apply_chat_template(
+    messages, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
+).to(model.device)
+answer = model.generate(**inputs, max_new_tokens=256)
+print(processor.decode(answer[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+"""
+
+
+def usage(name: str, *, is_adapter: bool, reads_images: bool) -> str:
+    """Python that loads the model called ``name``, a hub's or a folder's, and prints an answer."""
+    classes = {
+        "model": "AutoModelForImageTextToText" if reads_images else "AutoModelForCausalLM",
+        "processor": "AutoProcessor" if reads_images else "AutoTokenizer",
+    }
+    asked = '[{"type": "image", "image": Image.open("picture.png")}, {"type": "text", "text": "What is it?"}]'
+    content = asked if reads_images else '"What is 12 + 30?"'
+    loaded = (_ADAPTER if is_adapter else _WHOLE).format(place=name, **classes)
+    picture = "from PIL import Image\n" if reads_images else ""
+    return picture + loaded + _ASK.format(content=content)
