@@ -12,7 +12,7 @@ from mmrl.system import old_names as _old_names
 from mmrl.system.version import __version__
 
 if TYPE_CHECKING:
-    from mmrl.api.calls import Answer, Evaluation, evaluate, export, train
+    from mmrl.api.calls import Answer, Check, Evaluation, check, evaluate, export, train
     from mmrl.errors import (
         ConfigError,
         DataError,
@@ -89,6 +89,7 @@ __all__ = [
     "Batch",
     "Call",
     "Candidate",
+    "Check",
     "ConfigError",
     "Content",
     "CorrectionMode",
@@ -142,6 +143,7 @@ __all__ = [
     "Tracker",
     "Turn",
     "__version__",
+    "check",
     "evaluate",
     "export",
     "load_run",

@@ -39,6 +39,8 @@ _INVISIBLE = re.compile("[\u200b-\u200d\u2060\ufeff]")
 class Table(DatasetLoader):
     """Prompts from a table, one row each, read when they are asked for."""
 
+    reads_rows = True
+
     class Config(PluginConfig):
         path: str
         """A parquet, json, jsonl, csv or arrow file, a folder of such, one that datasets saved, or a hub id."""

@@ -1,4 +1,4 @@
-"""The commands train, eval and export as functions, for programs and notebooks that ``import mmrl``.
+"""The commands train, check, eval and export as functions, for programs and notebooks that ``import mmrl``.
 
 Each runs in a process of its own (``mmrl.commands.child_command``), so a notebook may call them as often as it likes,
 from any folder.
@@ -6,24 +6,29 @@ from any folder.
 
 from __future__ import annotations
 
+import json
 import os
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mmrl.api.capture import GIVEN, reference
-from mmrl.api.rows import write_rows
+from mmrl.api.datasets import DatasetLike, entry, named_entries, named_sets
+from mmrl.api.origins import Origins
 from mmrl.commands.child_command import ChildCommand
 from mmrl.config.load import LoadedConfig, load_config, plain_values
+from mmrl.config.plugin_specs import Kind
 from mmrl.config.sections import TrainerConfig
 from mmrl.config.yaml_tree import Located, read_tree
-from mmrl.errors import ConfigError
-from mmrl.interfaces import Algorithm, DatasetLoader, Environment, Reward
+from mmrl.errors import ConfigError, MMRLError
+from mmrl.interfaces import Algorithm, Environment, Reward
 from mmrl.plugin_host.registry import options_class
 from mmrl.runs.directory import check_place
 from mmrl.runs.reader import NewMetrics, Run
@@ -62,12 +67,31 @@ class Evaluation(Answer):
         return {name: each["value"] for name, each in self.data["metrics"].items()}
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class Check(Answer):
+    """The findings of a check. It is true if there is no error: ``assert mmrl.check(config)``."""
+
+    @property
+    def errors(self) -> list[str]:
+        """Errors that would stop or poison the run."""
+        return [each["message"] for each in self.data["errors"]]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Facts that a user should know."""
+        return list(self.data["warnings"])
+
+    def __bool__(self) -> bool:
+        return not self.errors
+
+
 def train(
     config: ConfigLike,
     overrides: Mapping[str, Any] = _NOTHING,
     *,
     rewards: RewardLike | Sequence[RewardLike] = (),
-    dataset: Sequence[Mapping[str, Any]] | type[DatasetLoader] | None = None,
+    dataset: DatasetLike | None = None,
+    eval_dataset: DatasetLike | Mapping[str, DatasetLike] | None = None,
     algorithm: str | type[Algorithm] | None = None,
     environment: EnvironmentLike | None = None,
     callbacks: Sequence[Callback] = (),
@@ -82,8 +106,10 @@ def train(
         overrides: Values that win over the config's and those below, such as ``{"trainer.steps": 20}``.
         rewards: Names, classes, functions of rollouts, or entries as in the config, whose ``name`` may be a class or
             function too. They replace the config's.
-        dataset: Rows for ``data.train``, whose loader reads them from a parquet file in its option ``path``; or a class
-            that loads them.
+        dataset: The rows to train on: a list or generator of mappings, or a table of pandas, polars or datasets, which
+            the loader of ``data.train``, or the installed loader of rows if it names none, reads from a parquet file;
+            the path of a file or the name of a dataset on a hub; or a class that loads prompts.
+        eval_dataset: The rows to evaluate on, likewise; or several of these by names, each with metrics of its own.
         algorithm: The name or class of the learning rule.
         environment: The name or class of what answers the policy's turns, or an entry as in the config, whose ``name``
             may be a class too; or functions, which are tools.
@@ -98,7 +124,8 @@ def train(
         MMRLError: See ``mmrl train``; each class has one of its exit codes.
         KeyboardInterrupt: Ctrl-C, when the run has ended.
     """
-    loaded = _loaded(config, overrides, rewards, dataset, algorithm, environment)
+    origins = Origins()
+    loaded = _loaded(config, overrides, rewards, dataset, algorithm, environment, eval_dataset, origins=origins)
     checked = loaded.config
     for warning in loaded.warnings:
         warnings.warn(warning, FutureWarning, stacklevel=2)
@@ -115,7 +142,43 @@ def train(
                     name = getattr(callback, "__name__", type(callback).__name__)
                     command.stop(f"by the callback {name} after step {step}", exit_code=0)
 
-    return Run(run.path, command.wait(watch).stopped)
+    with _told(origins):
+        return Run(run.path, command.wait(watch).stopped)
+
+
+def check(
+    config: ConfigLike,
+    overrides: Mapping[str, Any] = _NOTHING,
+    *,
+    rewards: RewardLike | Sequence[RewardLike] = (),
+    dataset: DatasetLike | None = None,
+    eval_dataset: DatasetLike | Mapping[str, DatasetLike] | None = None,
+    algorithm: str | type[Algorithm] | None = None,
+    environment: EnvironmentLike | None = None,
+) -> Check:
+    """Look at everything of a run that needs no device, as ``mmrl check`` does; nothing is left in the run's folder.
+
+    Args:
+        config: As the others, see ``train``.
+
+    Returns:
+        The findings, errors among them: ``assert mmrl.check(config)``. Shown, it is the command's output.
+
+    Raises:
+        ConfigError: The config or an argument cannot be used.
+        PluginError: A plugin is not installed, or does not fit.
+        KeyboardInterrupt: Ctrl-C.
+        InterruptedError: Somebody else's signal came.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        given = (rewards, dataset, algorithm, environment, eval_dataset)
+        origins = Origins()
+        loaded = _loaded(config, overrides, *given, folder=Path(folder) / GIVEN, origins=origins)
+        request = {"config": plain_values(loaded.config)}
+        with _told(origins):
+            outcome = ChildCommand("check", request, "mmrl.check").wait()
+    answer = _complete(outcome.answer, outcome.stopped)
+    return Check(json.loads(origins.told(json.dumps(answer["data"]))), origins.told(answer["text"]))
 
 
 def evaluate(
@@ -208,6 +271,15 @@ def export(
     return Answer(**_complete(outcome.answer, outcome.stopped))
 
 
+@contextmanager
+def _told(origins: Origins) -> Iterator[None]:
+    """Errors of the block name the places where given functions were written."""
+    try:
+        yield
+    except MMRLError as error:
+        raise origins.retold(error) from None
+
+
 def _complete(answer: dict[str, Any], stopped: str) -> dict[str, Any]:
     if stopped:  # by somebody else's signal
         raise InterruptedError(stopped)
@@ -221,49 +293,63 @@ def _loaded(
     dataset: Any = None,
     algorithm: Any = None,
     environment: Any = None,
+    eval_dataset: Any = None,
+    folder: Path | None = None,
+    origins: Origins | None = None,
 ) -> LoadedConfig:
-    """The checked config of a run; given plugins and rows become files in its folder, unless there are errors."""
+    """The checked config of a run; given plugins and rows become files in a folder, unless there are errors.
+
+    Args:
+        folder: By default in the run's.
+        origins: Gets the places where given plugins were written.
+    """
     base = Located.of(config, "config") if isinstance(config, Mapping) else Path(config).expanduser()
     over = Located.of_dotted(overrides, "overrides")
     tree, _ = read_tree([base, over])
-    run_dir = _value(tree, "trainer", "run_dir") or TrainerConfig.model_fields["run_dir"].default
-    folder = Path(str(run_dir)).expanduser().absolute() / GIVEN
-    check_place(folder.parent)
+    if folder is None:
+        run_dir = _value(tree, "trainer", "run_dir") or TrainerConfig.model_fields["run_dir"].default
+        folder = Path(str(run_dir)).expanduser().absolute() / GIVEN
+        check_place(folder.parent)
+    named = partial(reference, folder=folder, origins=origins)
     with _kept_if_good(folder):
         values: dict[str, Any] = {}
         if rewards:
             single = isinstance(rewards, str | Mapping) or callable(rewards)
             listed = [rewards] if single else rewards
             entries = [each if isinstance(each, Mapping) else {"name": each} for each in listed]
-            values["rewards"] = [{**each, "name": reference("reward", each.get("name"), folder)} for each in entries]
+            values["rewards"] = [{**each, "name": named("reward", each.get("name"))} for each in entries]
         if algorithm is not None:
-            values["algorithm"] = {"name": reference("algorithm", algorithm, folder)}
+            values["algorithm"] = {"name": named("algorithm", algorithm)}
         if environment is not None:
-            values["environment"] = _environment(environment, folder)
-        if isinstance(dataset, type):
-            values["data"] = {"train": {"name": reference("dataset", dataset, folder)}}
-        elif dataset is not None:
-            if _value(tree, "data", "train", "name") is None:
-                raise ConfigError(
-                    "rows need a loader that makes prompts of them, and the config names none",
-                    where="data.train.name",
-                    remedy="name one that reads parquet files from its option path, as in "
-                    'overrides={"data.train.name": ...}; `mmrl plugins` lists those of kind dataset',
-                )
-            values["data"] = {"train": {"path": str(write_rows(dataset, folder))}}
-        arguments = Located.of(values, "arguments of mmrl.train")
-        return load_config([base, arguments, over], options_class=options_class)
+            values["environment"] = _environment(environment, named)
+        data = {}
+        if dataset is not None:
+            data["train"] = entry(dataset, "dataset", _section(tree, "train"), folder, "train")
+        if sets := named_sets(eval_dataset):
+            data["eval"] = named_entries(sets, "eval_dataset", folder, "test")
+        elif eval_dataset is not None:
+            data["eval"] = entry(eval_dataset, "eval_dataset", _section(tree, "eval"), folder, "test")
+        values |= {"data": data} if data else {}
+        names = "arguments of mmrl.train"
+        cleared = Located.of({"data": {"eval": {}}} if sets else {}, names)
+        return load_config([base, cleared, Located.of(values, names), over], options_class=options_class)
 
 
-def _environment(given: Any, folder: Path) -> dict[str, Any]:
+def _environment(given: Any, named: Callable[[Kind, Any], str]) -> dict[str, Any]:
     """The config's entry of an environment that was given as an argument."""
     if isinstance(given, Mapping):
-        named = {"name": reference("environment", given["name"], folder)} if "name" in given else {}
-        return {**given, **named}
+        name = {"name": named("environment", given["name"])} if "name" in given else {}
+        return {**given, **name}
     if isinstance(given, str | type):
-        return {"name": reference("environment", given, folder)}
+        return {"name": named("environment", given)}
     functions = given if isinstance(given, Sequence) else [given]
-    return {"tools": [reference("environment", function, folder) for function in functions]}
+    return {"tools": [named("environment", function) for function in functions]}
+
+
+def _section(tree: Located, key: str) -> Mapping[str, Any]:
+    """The section of ``data`` under a key; empty if it is not there, or is no mapping."""
+    found = _value(tree, "data", key)
+    return found if isinstance(found, Mapping) else {}
 
 
 def _value(tree: Located, *path: str) -> Any:

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from mmrl.api.origins import Origins
 from mmrl.config.plugin_specs import Kind
 from mmrl.errors import ConfigError
 from mmrl.plugin_host.registry import list_plugins
@@ -42,12 +43,13 @@ _PARTS = (
 """Attributes of functions, classes and their wrappers that hold values which their source was run with."""
 
 
-def reference(kind: Kind, value: Any, folder: Path) -> str:
+def reference(kind: Kind, value: Any, folder: Path, origins: Origins | None = None) -> str:
     """The name by which other processes find a function or class; a text is one already.
 
     Args:
         kind: The plugin's kind.
         folder: A folder in the run's, for its source if that must be written.
+        origins: Gets the places of what is written there.
 
     Raises:
         ConfigError: They cannot find it, or the folder cannot be made.
@@ -64,13 +66,15 @@ def reference(kind: Kind, value: Any, folder: Path) -> str:
         return f"{installed[0].distribution}:{installed[0].name}" if len(installed) > 1 else installed[0].name
     if found := _place(value):
         return found
-    source = _Source(kind, value).text()
+    source = (captured := _Source(kind, value)).text()
     version = hashlib.sha256(source.encode()).hexdigest()[:12]
     path = folder / f"{value.__name__}-{version}.py"
     with making(folder.parent):
         folder.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         replace_file(path, source)
+    if origins is not None:
+        origins.add(path, source, captured.definitions())
     return f"{path}:{value.__name__}"
 
 
@@ -134,6 +138,10 @@ class _Source:
         if found := self._compared(text, made):
             self._no(f"its source, run again, does not give the same: {found}")
         return text
+
+    def definitions(self) -> list[tuple[Any, str]]:
+        """The functions and classes of the file, with their sources."""
+        return [(self._known[name], source) for name, source in self._definitions.items()]
 
     def _compared(self, text: str, made: dict[str, Any]) -> str:
         """The first difference between the file's definitions and these; empty if none."""

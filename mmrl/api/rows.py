@@ -18,8 +18,8 @@ _GROUP_ROWS = 64
 _PNG_MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16"}
 
 
-def write_rows(rows: Iterable[Any], folder: Path) -> Path:
-    """Write the rows to a parquet file, in a folder of ``folder`` that is named by their content.
+def write_rows(rows: Iterable[Any], folder: Path, split: str = "train", argument: str = "dataset") -> Path:
+    """Write the rows to a parquet file of the split's name, in a folder of ``folder`` that is named by their content.
 
     An image of Pillow is written as a PNG file, a ``Path`` as the file's bytes, and bytes as they are, each as a struct
     of bytes and path; arrays become lists.
@@ -33,10 +33,10 @@ def write_rows(rows: Iterable[Any], folder: Path) -> Path:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table, buffer = pa.table(_columns(rows)), io.BytesIO()
+    table, buffer = pa.table(_columns(rows, argument)), io.BytesIO()
     pq.write_table(table, buffer, row_group_size=_GROUP_ROWS)
     data = buffer.getvalue()
-    path = folder / f"rows-{hashlib.sha256(data).hexdigest()[:12]}" / "train.parquet"
+    path = folder / f"rows-{hashlib.sha256(data).hexdigest()[:12]}" / f"{split}.parquet"
     if not path.exists():
         temporary = path.with_suffix(".new")
         with making(folder.parent):
@@ -47,24 +47,23 @@ def write_rows(rows: Iterable[Any], folder: Path) -> Path:
     return path
 
 
-def _columns(rows: Iterable[Any]) -> dict[str, Any]:
+def _columns(rows: Iterable[Any], argument: str) -> dict[str, Any]:
     cells: list[dict[str, Any]] = []
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise ConfigError(
                 f"a row is a {type(row).__name__}, and no mapping of columns",
-                where=f"dataset, row {number}",
+                where=f"{argument}, row {number}",
                 possible='rows such as {"problem": "<image>What is it?", "images": [image], "answer": "a cat"}',
-                remedy="of a pandas frame, give frame.to_dict('records')",
             )
-        cells.append({str(name): _cell(value, f"dataset, row {number}, {name}") for name, value in row.items()})
+        cells.append({str(name): _cell(value, f"{argument}, row {number}, {name}") for name, value in row.items()})
     if not cells:
-        raise DataError("the dataset has no rows", where="dataset", remedy="give some")
+        raise DataError(f"{argument} has no rows", where=argument, remedy="give some")
     names = dict.fromkeys(name for row in cells for name in row)
-    return {name: _column(name, [row.get(name) for row in cells]) for name in names}
+    return {name: _column(name, [row.get(name) for row in cells], argument) for name in names}
 
 
-def _column(name: str, values: list[Any]) -> Any:
+def _column(name: str, values: list[Any], argument: str) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -79,13 +78,13 @@ def _column(name: str, values: list[Any]) -> Any:
             except unfit as alone:
                 raise DataError(
                     f"a {type(value).__name__} cannot be written: {alone}",
-                    where=f"dataset, row {number}, {name}",
+                    where=f"{argument}, row {number}, {name}",
                     remedy="change the value, write it as text, or leave the column out",
                 ) from None
         mixed = isinstance(error, pa.ArrowInvalid | pa.ArrowTypeError)
         raise DataError(
             f"the column {name} {'holds values of several kinds' if mixed else 'cannot be written'}: {error}",
-            where="dataset",
+            where=argument,
             remedy="write them alike in all rows, or write the rows to a file and name that in data.train"
             if mixed
             else "leave it out, or give what is empty in it some content",

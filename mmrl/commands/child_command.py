@@ -346,6 +346,18 @@ def _train(request: Mapping[str, Any], interruption: Interruption) -> Answer:
     return {}
 
 
+def _check(request: Mapping[str, Any], interruption: Interruption) -> Answer:
+    from mmrl.commands.check.command import check
+    from mmrl.config.load import LoadedConfig, from_mapping
+    from mmrl.plugin_host.registry import options_class
+    from mmrl.system.redaction import remember_secrets
+
+    remember_secrets(request["config"])
+    report = check(LoadedConfig(from_mapping(request["config"], options_class=options_class), {}))
+    lines = [*report.text(), *(f"error      {error}" for error in report.errors)]
+    return {"data": dict(report.complete()), "text": "\n".join(lines)}
+
+
 def _evaluate(request: Mapping[str, Any], interruption: Interruption) -> Answer:
     from mmrl.commands.eval.command import evaluated
     from mmrl.config.yaml_tree import Located
@@ -371,4 +383,4 @@ def _export(request: Mapping[str, Any], interruption: Interruption) -> Answer:
     return {"data": report.data(), "text": "\n".join(report.lines())}
 
 
-_TASKS = {"train": _train, "evaluate": _evaluate, "export": _export}
+_TASKS = {"train": _train, "check": _check, "evaluate": _evaluate, "export": _export}

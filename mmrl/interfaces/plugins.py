@@ -301,9 +301,13 @@ class DatasetLoader(Plugin):
 
     Attributes:
         facts: Facts of the one dataset that it is made for; None for loaders of any.
+        reads_rows: True for a loader of any rows: its option ``path`` names a parquet file, and it finds the columns by
+            itself. ``mmrl.train(config, dataset=rows)`` takes the only one that is installed. A subclass does not
+            inherit it.
     """
 
     facts: ClassVar[DatasetFacts | None] = None
+    reads_rows: ClassVar[bool] = False
 
     def describe(self) -> Mapping[str, str]:
         """Choices that ``load`` made by itself, for people, such as the column of each part; called after it."""

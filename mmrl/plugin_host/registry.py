@@ -13,6 +13,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
@@ -78,6 +79,16 @@ def is_import(name: str) -> bool:
 def list_plugins() -> list[PluginInfo]:
     """Every installed plugin, by kind and name; imports none."""
     return [info for kind in get_args(Kind) for info, _ in sorted(installed(kind), key=lambda pair: pair[0].name)]
+
+
+def loaders_of_rows() -> list[str]:
+    """The installed dataset loaders that read rows of any kind; one that cannot be imported is none."""
+    found = []
+    for info in list_plugins():
+        if info.kind == "dataset":
+            with suppress(PluginError):
+                found += [info.name] * vars(resolve("dataset", info.name)).get("reads_rows", False)
+    return found
 
 
 def locate(kind: Kind, name: str) -> PluginInfo:

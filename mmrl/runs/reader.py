@@ -44,6 +44,12 @@ class Metrics(Mapping[str, float]):
     def __repr__(self) -> str:
         return repr(dict(self))
 
+    def frame(self) -> Any:
+        """A table of pandas, which must be installed: a row for each step, a column for each metric."""
+        import pandas as pd
+
+        return pd.DataFrame.from_dict(self.steps, orient="index").rename_axis("step")
+
     def curve(self, name: str) -> dict[int, float]:
         """The metric's value at each step that has it.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mmrl.cluster.process import garbage_kept
 from mmrl.config.load import to_yaml
 from mmrl.config.sections import Config
+from mmrl.engine.machine.first_start import once
 from mmrl.errors import MMRLError, ResourceError
 from mmrl.plugin_host import registry
 from mmrl.rollout.rewards.scorer import Scorer
@@ -174,6 +175,10 @@ class TrainingRun:
         from mmrl.cluster.launch import start_engine
 
         config, setup, directory = self._config, self._setup, self._directory
+        is_vllm = setup.with_sampler and config.sampler.name == "vllm"
+        if config.cluster.name == "local" and (slow := once(samples_with_vllm=is_vllm)):
+            told = f"the first start here takes minutes, and later ones seconds: {', '.join(slow)}"
+            self._console.line(f"{'':{INDENT}}{told}")
         start = time.monotonic()
         noise = nullcontext() if self._verbose else diverted(directory.path / "engines.log")
         with noise, garbage_kept():

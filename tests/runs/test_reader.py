@@ -32,6 +32,9 @@ def test_a_run_is_read_from_its_folder(fake_runs: Runs) -> None:
     assert list(run.metrics.curve("reward/mean")) == [1, 2, 3, 4]
     with pytest.raises(KeyError, match="no step has 'reward'; there are: "):
         run.metrics["reward"]
+    table = run.metrics.frame()
+    assert list(table.index) == [0, 1, 2, 3, 4] and table.index.name == "step"
+    assert table["reward/mean"].dropna().to_dict() == run.metrics.curve("reward/mean")
     assert run.rollout_steps == [1, 2, 3, 4]
     rollouts = list(run.rollouts(step=2))
     assert len(rollouts) == 12 and len(list(run.rollouts())) == 48
