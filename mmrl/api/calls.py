@@ -186,6 +186,7 @@ def evaluate(
     config: ConfigLike | None = None,
     overrides: Mapping[str, Any] = _NOTHING,
     *,
+    on: str | None = None,
     samples: int | None = None,
     temperature: float | None = None,
     max_new_tokens: int | None = None,
@@ -199,6 +200,7 @@ def evaluate(
         model: A model folder, a hub name, a run (its newest good checkpoint) or a checkpoint; None for the config's.
         config: By default the run's or checkpoint's.
         overrides: Values that win over the config's.
+        on: The set of ``data.eval``, if it has several by names.
         samples: Completions of each prompt; more than one adds pass@k and majority@k.
         temperature: 0 is greedy; by default greedy for one completion, else ``sampler.temperature``.
         limit: Number of prompts, from the first on.
@@ -211,6 +213,7 @@ def evaluate(
         InterruptedError: Somebody else's signal came.
     """
     options = {
+        "on": on,
         "samples": samples,
         "temperature": temperature,
         "max_new_tokens": max_new_tokens,

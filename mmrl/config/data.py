@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from mmrl.config.base import MAY_CHANGE, Contradiction, Count, Section, Text
+from mmrl.config.evaluation_names import key_of
+from mmrl.config.evaluations import Evaluated
 from mmrl.config.plugin_specs import DatasetSpec
 
 
@@ -18,8 +20,9 @@ class DataConfig(Section):
     """The dataset to train on."""
     mix: Annotated[tuple[DatasetSpec, ...], Field(strict=False), MAY_CHANGE] = ()
     """Further datasets to train on, mixed with `train` by weight."""
-    eval: Annotated[DatasetSpec | None, MAY_CHANGE] = None
-    """The dataset to evaluate on; null for none."""
+    eval: Annotated[Evaluated, MAY_CHANGE] = None
+    """The dataset to evaluate on, or several by names, `{NAME: {name: ..., path: ...}, ...}`, each with metrics of its
+    own (`eval/NAME/accuracy`); null for none."""
     prompt_template: Annotated[str | None, MAY_CHANGE] = None
     """Jinja text for the last user turn, or a path to a .jinja or .j2 file; null leaves the turn as it is."""
     system_prompt: Annotated[str | None, MAY_CHANGE] = None
@@ -45,6 +48,11 @@ class DataConfig(Section):
     max_pixels: Count = 1003520
     """Larger images are reduced to this many pixels, or to the whole tiles that fit: InternVL's have 200704 each."""
 
+    @property
+    def evaluated(self) -> Mapping[str, DatasetSpec]:
+        """The datasets to evaluate on by their names; the name of the only one may be empty."""
+        return {"": self.eval} if isinstance(self.eval, DatasetSpec) else self.eval or {}
+
     def contradictions(self) -> Iterator[Contradiction]:
         mixed = (self.train, *self.mix)
         labels = [spec.source for spec in mixed]
@@ -54,8 +62,9 @@ class DataConfig(Section):
         if self.mix and weighted and len(weighted) < len(mixed):
             what = f"only {', '.join(weighted)} of the mixed datasets has a weight"
             yield Contradiction(("train.weight", "mix"), what, "give each of them a weight, or none")
-        for key, spec, others in (("train", self.train, self.mix), ("eval", self.eval, ())):
-            if spec is not None and spec.weight is not None and not others:
+        evaluated = [(key_of(name).removeprefix("data."), spec) for name, spec in self.evaluated.items()]
+        for key, spec in (*([] if self.mix else [("train", self.train)]), *evaluated):
+            if spec.weight is not None:
                 what = f"data.{key}.weight is set, but there is nothing to mix it with"
                 yield Contradiction((f"{key}.weight",), what, f"remove data.{key}.weight")
         if self.min_pixels > self.max_pixels:

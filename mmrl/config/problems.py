@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from mmrl.config.evaluations import FORMS
 from mmrl.config.forms import OptionsClass, installed, kind_at, typed
 from mmrl.config.keys import is_section
 from mmrl.config.plugin_specs import UNNAMED, EnvironmentSpec, PluginSpec
@@ -76,13 +77,14 @@ def _problem(
     options_class: OptionsClass | None = None,
 ) -> ConfigError:
     """One of pydantic's errors in our words; ``beside`` are keys that are known besides those of ``model``."""
-    loc, context, value = details["loc"], details.get("ctx", {}), details["input"]
+    loc, context, value = _without_forms(details["loc"]), details.get("ctx", {}), details["input"]
     path = (*prefix, *loc)
     while details["type"] != "missing" and tree.value and path != prefix and not tree.holds(path):
         path = path[:-1]  # pydantic ends some paths with the name of a type
     key, where = ".".join(map(str, path)), tree.nearest(path).origin
     if details["type"] == "missing":
-        return ConfigError(f"{key} is required", where=where, remedy=_in_place_of(key, tree))
+        remedy = _in_place_of(key, tree) or (_SEVERAL if key == "data.eval.name" else "")
+        return ConfigError(f"{key} is required", where=where, remedy=remedy)
     if details["type"] == "extra_forbidden":
         known = [*_keys(model, loc[:-1]), *(beside if len(loc) == 1 else ())]
         leaves = [path] if not isinstance(value, Mapping) else [(*path, *leaf) for leaf in leaves_of(value)]
@@ -103,8 +105,8 @@ def _problem(
     wording = _WORDING.get(details["type"], details["msg"].removeprefix("Input "))
     if details["type"] in ("model_type", "model_attributes_type"):
         wording = f"should be a mapping such as {_example(model, loc)}"
-    if key == "data.train" and isinstance(value, list):
-        remedy = _ONE_DATASET
+    if key in _NO_LISTS and isinstance(value, list):
+        remedy = _NO_LISTS[key]
     else:
         remedy = typed(key, value, where, options_class) if details["type"] in _NEEDS_FORM and value is not None else ""
     if not remedy and details["type"] in ("tuple_type", "list_type") and isinstance(value, str):
@@ -112,6 +114,11 @@ def _problem(
     kind = kind_at(key) if remedy else None
     possible = ", ".join(installed(kind)) if kind and value not in installed(kind) else ""
     return ConfigError(f"{key} {wording}, not {_shown(value)}", where=where, possible=possible, remedy=remedy)
+
+
+def _without_forms(loc: _Path) -> _Path:
+    """The path of an error without the names of the forms that a value may have."""
+    return tuple(part for part in loc if part not in FORMS)
 
 
 def _unnamed(
@@ -135,7 +142,7 @@ def _hint(
 ) -> str:
     """The key that an unknown one may mean: one beside it, or anywhere; the word of another trainer comes first."""
     word, here = key.rpartition(".")[2], ".".join(map(str, prefix))
-    found, note = _ours(key, value), _note(key)
+    found, note = _ours(key, value, here), _note(key)
     ours = found.removeprefix(f"{here}.")
     if here and not _is_known(ours, known):
         if near := suggestion(word, known):
@@ -156,15 +163,20 @@ def _is_known(option: str, known: Sequence[str]) -> bool:
     return first == "name" or first in known
 
 
-def _ours(key: str, value: Any = None) -> str:
-    """mmrl's key for one of others, for an algorithm with its value; empty if there is none."""
+def _ours(key: str, value: Any = None, plugin: str = "") -> str:
+    """mmrl's key for one of others, for an algorithm with its value; empty if there is none.
+
+    Args:
+        plugin: The dotted key of the plugin that the key is an option of.
+    """
     found = synonym(key)
     if found is None or not found.key:
         return ""
     ours = found.key
     section = ".".join(key.split(".")[:2])
     if ours.startswith("data.train.") and (section == "data.eval" or section.startswith("data.mix")):
-        ours = ours.replace("data.train", section if section == "data.eval" else ".".join(key.split(".")[:3]))
+        own = (plugin or section) if section == "data.eval" else ".".join(key.split(".")[:3])
+        ours = ours.replace("data.train", own)
     named = _named_algorithm(value) if ours == "algorithm.name" else ""
     return f"algorithm.name: {spelled(value)}" if named else ours
 
@@ -218,7 +230,12 @@ _SHOWN_KEYS = 3
 """Keys of a section that an example of it shows."""
 _NEEDS_FORM = frozenset({"model_type", "model_attributes_type", "tuple_type", "list_type"})
 """Errors about a plain value where a mapping or a list belongs."""
-_ONE_DATASET = "name one dataset here, and those to mix with it in data.mix: [{name: ...}, ...]"
+_SEVERAL = "for several datasets, give each a name: data.eval: {ONE: {name: ...}, OTHER: {name: ...}}"
+_NO_LISTS: Mapping[str, str] = {
+    "data.train": "name one dataset here, and those to mix with it in data.mix: [{name: ...}, ...]",
+    "data.eval": _SEVERAL,
+}
+"""What to write in place of a list of datasets."""
 _WORDING: Mapping[str, str] = {
     "dict_type": "should be a mapping such as {KEY: VALUE}",
     "tuple_type": "should be a list",

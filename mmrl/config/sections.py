@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
 from typing import Annotated, Any, Literal
 
@@ -10,6 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from mmrl.config.base import MAY_CHANGE, Contradiction, Count, CountOrNever, MayChange, Seconds, Section, Settings, Text
 from mmrl.config.data import DataConfig
+from mmrl.config.evaluation_names import key_of
+from mmrl.config.evaluations import EvaluationSet, contradictions_of, own_judges
 from mmrl.config.plugin_specs import (
     EVERY,
     NONE,
@@ -218,7 +220,7 @@ class TrainerConfig(Section):
     save_optimizer: Annotated[Literal["all", "last", "none"], MAY_CHANGE] = "all"
     """Checkpoints that hold the optimizer's state, from which a run goes on: all, the last one alone, or none."""
     best_metric: Annotated[str | None, MAY_CHANGE] = None
-    """A metric, such as eval/accuracy, by which the best checkpoint is kept too; null for none."""
+    """A metric, such as eval/accuracy or eval/NAME/accuracy, by which the best checkpoint is kept too; null: none."""
     best_is: Annotated[Literal["max", "min"], MAY_CHANGE] = "max"
     """max if more of `best_metric` is better, min if less."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
@@ -299,9 +301,11 @@ class Config(Section):
         return self.trainer.eval_metric or own
 
     @property
-    def accuracy_mean(self) -> str | None:
-        """The metric of an evaluation that is the mean of ``accuracy``; other than eval/accuracy where it is graded."""
-        return None if self.accuracy is None else f"eval/{self.accuracy}_mean"
+    def evaluations(self) -> Mapping[str, EvaluationSet]:
+        """The sets that the run is evaluated on, by their names; the name of the only one may be empty."""
+        sampler, count = self.sampler, self.trainer.eval_samples
+        args = count, sampler.temperature, sampler.max_new_tokens, self.accuracy
+        return {name: EvaluationSet.of(name, spec, *args) for name, spec in self.data.evaluated.items()}
 
     @property
     def max_completion_tokens(self) -> int:
@@ -309,14 +313,19 @@ class Config(Section):
         most = self.sampler.max_new_tokens
         return most if self.environment is None else self.environment.limits(most)[1]
 
+    @property
+    def max_sampled_tokens(self) -> int:
+        """As ``max_completion_tokens``, those of evaluations among them, which nothing is learned from."""
+        return max([self.max_completion_tokens, *(each.max_new_tokens for each in self.evaluations.values())])
+
     def plugins(self) -> Iterator[tuple[str, Kind, PluginSpec]]:
         """Dotted key, kind and spec of every plugin that is named."""
         if self.data.train.name != NONE:
             yield "data.train", "dataset", self.data.train
         for index, spec in enumerate(self.data.mix):
             yield f"data.mix.{index}", "dataset", spec
-        if self.data.eval:
-            yield "data.eval", "dataset", self.data.eval
+        for name, spec in self.data.evaluated.items():
+            yield key_of(name), "dataset", spec
         for index, reward in enumerate(self.rewards):
             yield f"rewards.{index}", "reward", reward
         if self.algorithm.name != NONE:
@@ -368,16 +377,20 @@ class Config(Section):
             remedy = "add to rewards, or set data.eval: null"
             yield Contradiction(("data.eval", "rewards"), "evaluation needs at least one reward", remedy)
         labels = [reward.metric for reward in self.rewards]
-        if self.environment is None and trainer.eval_metric and not is_component(trainer.eval_metric, labels):
-            what = f"trainer.eval_metric is {trainer.eval_metric!r}, which is no reward"
-            remedy = f"name one of: {', '.join(labels) or '(there are no rewards)'}"
-            yield Contradiction(("trainer.eval_metric", "rewards"), what, remedy)
+        judges = {"trainer.eval_metric": trainer.eval_metric, **own_judges(data.evaluated)}
+        for key, judge in judges.items():
+            if self.environment is None and judge and not is_component(judge, labels):
+                remedy = f"name one of: {', '.join(labels) or '(there are no rewards)'}"
+                yield Contradiction((key, "rewards"), f"{key} is {judge!r}, which is no reward", remedy)
         for key in ("eval_every", "eval_samples", "eval_metric", "blank_every"):
             value = getattr(trainer, key)
             if not data.eval and value != TrainerConfig.model_fields[key].default and value != 0:
                 what = f"trainer.{key} is set, but data.eval is null"
                 yield Contradiction((f"trainer.{key}", "data.eval"), what, f"set data.eval, or remove trainer.{key}")
         stop = trainer.stop_condition
+        awaited = {"trainer.best_metric": trainer.best_metric, "trainer.stop_when": stop.metric if stop else None}
+        episode_tokens = None if self.environment is None else self.sampler.max_new_tokens
+        yield from contradictions_of(self.evaluations, awaited, episode_tokens)
         if stop is not None and stop.metric.startswith("eval/") and not (data.eval and trainer.eval_every):
             what = f"trainer.stop_when waits for {stop.metric}, and nothing is evaluated"
             keys = ("trainer.stop_when", "data.eval", "trainer.eval_every")

@@ -14,12 +14,15 @@ from typing import Any
 
 import yaml
 
+from mmrl.config.evaluation_names import NAMED, has_names
 from mmrl.config.paths import from_file, is_of_a_run
 from mmrl.errors import ConfigError, MMRLError
 
 MAX_BYTES = 1 << 18
 MAX_DEPTH = 16
 
+EVALUATED = ("data", "eval")
+"""The path of the dataset to evaluate on, or of several by names."""
 _KEY = re.compile(r"[\w-]+(\.[\w-]+)*")
 _TAG = "tag:yaml.org,2002:"
 _SCALARS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
@@ -158,7 +161,8 @@ def merge(base: Located, over: Located, path: tuple[str, ...] = ()) -> Located:
     """``base`` with ``over`` on top: mappings merge, an index replaces a list's entry, all else is replaced.
 
     A plugin that is written with its name, or gets another one, replaces the earlier one with its options. ``{}`` takes
-    back what was there; a section without a value leaves the earlier one.
+    back what was there; a section without a value leaves the earlier one. One dataset and several named ones
+    (``data.eval``) replace each other.
     """
     if path and over.clears:
         return over
@@ -169,8 +173,9 @@ def merge(base: Located, over: Located, path: tuple[str, ...] = ()) -> Located:
     if not isinstance(base.value, dict) or not isinstance(over.value, dict) or _is_replaced(base, over, path):
         return over
     merged = dict(base.value)
+    inner = (*path, NAMED) if path == EVALUATED and _has_names(base) else path
     for key, item in over.value.items():
-        merged[key] = merge(merged[key], item, (*path, key)) if key in merged else item
+        merged[key] = merge(merged[key], item, (*inner, key)) if key in merged else item
     return Located(merged, base.origin, base.is_whole, base.clears)
 
 
@@ -193,11 +198,12 @@ def _merge_entries(base: Located, over: Located, path: tuple[str, ...]) -> Locat
     entries = list(base.value)
     for key, item in over.value.items():
         if int(key) >= len(entries):
+            place = ".".join(part for part in path if part != NAMED)
             raise ConfigError(
-                f"{'.'.join(path)} has no entry {key}",
+                f"{place} has no entry {key}",
                 where=item.origin,
                 possible=f"0 to {len(entries) - 1}" if entries else "none: the list is empty",
-                remedy=f"write the whole list: {'.'.join(path)}=[...]",
+                remedy=f"write the whole list: {place}=[...]",
             )
         entries[int(key)] = merge(entries[int(key)], item, (*path, key))
     return Located(entries, base.origin)
@@ -205,12 +211,25 @@ def _merge_entries(base: Located, over: Located, path: tuple[str, ...]) -> Locat
 
 def _is_replaced(base: Located, over: Located, path: tuple[str, ...]) -> bool:
     """True if a plugin replaces another one, whose options are then dropped."""
-    is_plugin = path in {("algorithm",), ("environment",), ("data", "train"), ("data", "eval")} or (
+    if path == EVALUATED and _has_names(base) != _has_names(over):
+        return over.child("name") is not None if _has_names(base) else _are_datasets(over)
+    is_plugin = path in {("algorithm",), ("environment",), ("data", "train"), EVALUATED} or (
         (len(path) == 2 and path[0] in {"rewards", "trackers", "monitors"})
         or (len(path) == 3 and path[:2] == ("data", "mix"))
+        or (len(path) == 4 and path[:3] == (*EVALUATED, NAMED))
     )
     old, new = base.child("name"), over.child("name")
     return is_plugin and new is not None and (over.is_whole or (old is not None and old.value != new.value))
+
+
+def _has_names(tree: Located) -> bool:
+    """True for several named datasets, False for one."""
+    return has_names({key: item.value for key, item in tree.value.items()})
+
+
+def _are_datasets(tree: Located) -> bool:
+    """True if each value has a name, or takes back one of that name."""
+    return all(item.value is None or item.child("name") is not None for item in tree.value.values())
 
 
 def _read(path: Path) -> str:

@@ -234,7 +234,7 @@ class RankEngine:
             self._kind,
             dtype=self._precision,
             max_images=max_images,
-            max_tokens=config.data.max_prompt_tokens + config.max_completion_tokens,
+            max_tokens=config.data.max_prompt_tokens + config.max_sampled_tokens,
             num_sequences=num_sequences(config),
             seed=config.trainer.seed,
             returns_experts=records_experts,

@@ -95,7 +95,7 @@ class StepRecord:
 
     @cached_property
     def evaluation(self) -> Sequence[CreditedGroup]:
-        """The groups of the evaluation after the step; empty if there was none."""
+        """The groups of the evaluation after the step, those of all sets; empty if there was none."""
         return self.read_evaluation()
 
     @cached_property

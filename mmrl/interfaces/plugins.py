@@ -90,6 +90,7 @@ class RunFacts:
         rewards: Names of the rewards' components.
         accuracy: The component that tells right from wrong: ``trainer.eval_metric``, by default the first; None without
             rewards.
+        evaluations: The same for each evaluation set that has a name; empty where there is only one, without a name.
     """
 
     group_size: int
@@ -98,6 +99,13 @@ class RunFacts:
     updates_per_batch: int
     rewards: tuple[str, ...]
     accuracy: str | None = None
+    evaluations: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def judges(self) -> dict[str, str | None]:
+        """What tells right from wrong in each evaluation set, by what its metrics have before their own names:
+        ``NAME/`` in ``eval/NAME/accuracy``, and nothing in ``eval/accuracy``."""
+        return {f"{name}/": judge for name, judge in self.evaluations.items()} or {"": self.accuracy}
 
     def has_component(self, name: str) -> bool:
         """True for a reward's component, and for a name that may be one of a reward's several: ``<reward>/<name>``."""
@@ -380,9 +388,10 @@ class Tracker(Plugin):
         """Show an evaluation, before its step is logged; not called with ``trainer.tracked_rollouts: 0``.
 
         Args:
-            rollouts: One of each of the first prompts, which are the same in every evaluation.
-            histograms: Values of every completion, by name: ``eval/reward`` and ``eval/length`` of the evaluation,
-                ``rollouts/reward`` and ``rollouts/length`` of the step before it, (n,) each.
+            rollouts: One of each of the first prompts of each evaluation set, the same in every evaluation.
+            histograms: Values of every completion, by name: ``eval/reward`` and ``eval/length`` of the evaluation
+                (``eval/NAME/reward`` of a set that has a name), ``rollouts/reward`` and ``rollouts/length`` of the step
+                before it, (n,) each.
         """
         return
 

@@ -9,6 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
+from mmrl.config.evaluation_names import metric_of
+from mmrl.config.evaluations import EvaluationSet
 from mmrl.config.sections import Config
 from mmrl.data.order import request_seed
 from mmrl.engine_api import Sampler, SamplingRequest
@@ -32,25 +34,6 @@ class SamplingEngine(Protocol):
     """The part of ``Engine`` that is needed here."""
 
     def sampling(self) -> AbstractContextManager[Sampler]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Decoding:
-    """An evaluation's way to sample.
-
-    Attributes:
-        num_samples: Completions of each prompt.
-        temperature: 0 is greedy.
-    """
-
-    num_samples: int
-    temperature: float
-
-    @classmethod
-    def of(cls, config: Config) -> Decoding:
-        """As a run evaluates itself: greedy with one sample, else at the sampling temperature."""
-        count = config.trainer.eval_samples
-        return cls(count, 0.0 if count == 1 else config.sampler.temperature)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +137,7 @@ class Collector:
     def evaluate(
         self,
         prompts: Sequence[EncodedPrompt],
-        decoding: Decoding | None = None,
+        how: EvaluationSet,
         *,
         known: Mapping[str, ScoredGroup] | None = None,
         keep: Keep | None = None,
@@ -162,7 +145,7 @@ class Collector:
         """Sample completions of at least one prompt, and score them.
 
         Args:
-            decoding: By default as a run evaluates itself.
+            how: The set that they are of, and its way to sample and to judge.
             known: Groups that were sampled and scored before, by prompt id.
             keep: Called with each other group as soon as it is scored, and with the failures of rewards on it.
 
@@ -170,55 +153,31 @@ class Collector:
             ConfigError: The reward that tells right from wrong scores none of them.
             PluginError: A reward fails, or a reward or the environment fails too often.
         """
-        decoding = Decoding.of(self._config) if decoding is None else decoding
         known = {} if known is None else known
         left = [prompt for prompt in prompts if prompt.id not in known]
-        requests = [self._request(prompt, "eval/", decoding.num_samples, decoding.temperature) for prompt in left]
+        namespace = metric_of(how.name, "")
+        requests = [
+            self._request(prompt, namespace, how.num_samples, how.temperature, how.max_new_tokens) for prompt in left
+        ]
         found: Sequence[ScoredGroup] = ()
         failures, calls = Failures(), None
         if requests:
             with self._sampling(Clock()) as sampling:
                 failures, calls = sampling.failures, sampling.calls
-                failures.expect(decoding.num_samples * (len(prompts) - len(left)))
-                found = self._generate_and_score(sampling, requests, "eval/", keep)
+                failures.expect(how.num_samples * (len(prompts) - len(left)))
+                found = self._generate_and_score(sampling, requests, namespace, keep)
         groups = {**known, **{group.group.prompt.id: group for group in found}}
         ordered = [groups[prompt.id] for prompt in prompts]
         batch = self.batch(ordered)
-        self._check_accuracy(batch)
-        values = self.evaluation_metrics(batch) | metrics.failure_metrics("eval", failures.fractions(self._rewards))
+        _check_accuracy(batch, how)
+        values = evaluation_metrics(batch, how) | metrics.failure_metrics("eval", failures.fractions(self._rewards))
         episodes = metrics.episode_metrics(rollouts_of(ordered), None if calls is None else calls.failed_fraction)
         values |= {f"eval/{name}": value for name, value in episodes.items()}
         return Evaluation(ordered, failures.since(0), values)
 
-    def evaluation_metrics(self, batch: Batch) -> dict[str, float]:
-        """``eval/*`` metrics of some rollouts, without the shares that rewards failed on."""
-        values = metrics.evaluation_metrics(batch.rewards, batch.valid, batch.components, self.accuracy_of)
-        lengths = metrics.length_metrics(batch.masks, batch.truncated)
-        return values | {f"eval/{key}": value for key, value in lengths.items()}
-
-    def _check_accuracy(self, batch: Batch) -> None:
-        if batch.valid.any() and np.isnan(batch.component(self.accuracy_of)).all():
-            if self.accuracy_of not in batch.components:
-                raise ConfigError(
-                    f"no reward answers a component {self.accuracy_of!r}, by which eval/accuracy is to judge",
-                    where="trainer.eval_metric",
-                    possible=", ".join(batch.components),
-                )
-            raise ConfigError(
-                f"reward {self.accuracy_of!r}, by which eval/accuracy judges, scores no row of data.eval",
-                where="trainer.eval_metric, rewards[].sources",
-                remedy="name a reward that does, or add the source of these rows to its sources",
-            )
-
     def batch(self, groups: Sequence[ScoredGroup]) -> Batch:
         """The groups' rollouts as one batch, without learner log-probs yet."""
         return batch_of(groups, weights_of(self._config), self.penalties)
-
-    @property
-    def accuracy_of(self) -> str:
-        """The reward component that tells right from wrong."""
-        assert self._config.accuracy is not None, "there is nothing to score with"
-        return self._config.accuracy
 
     @property
     def _rewards(self) -> list[str]:
@@ -240,10 +199,16 @@ class Collector:
         scored = self._generate_and_score(sampling, requests, num_groups=len(prompts))
         return [with_greedy(*pair) for pair in zip(scored[: len(prompts)], scored[len(prompts) :], strict=True)]
 
-    def _request(self, prompt: EncodedPrompt, namespace: str, num_samples: int, temperature: float) -> SamplingRequest:
-        """A prompt's request; ``namespace`` keeps seeds of evaluation and greedy rollouts apart from training's."""
+    def _request(
+        self, prompt: EncodedPrompt, namespace: str, num_samples: int, temperature: float, most: int | None = None
+    ) -> SamplingRequest:
+        """A prompt's request; ``namespace`` keeps seeds of evaluation and greedy rollouts apart from training's.
+
+        Args:
+            most: Longest completion; None is that of training.
+        """
         seed = request_seed(self._config.trainer.seed, prompt.epoch, namespace + prompt.id, 0)
-        return SamplingRequest(prompt, num_samples, temperature, self._config.sampler.max_new_tokens, seed)
+        return SamplingRequest(prompt, num_samples, temperature, most or self._config.sampler.max_new_tokens, seed)
 
     @contextmanager
     def _sampling(self, clock: Clock) -> Iterator[_Sampling]:
@@ -368,6 +333,31 @@ class _Scores:
             self._keep(scored, own)
             del self._unkept[index]
         return scored
+
+
+def evaluation_metrics(batch: Batch, how: EvaluationSet) -> dict[str, float]:
+    """``eval/*`` metrics of some rollouts, without the shares that rewards failed on."""
+    values = metrics.evaluation_metrics(batch.rewards, batch.valid, batch.components, how.judge)
+    lengths = metrics.length_metrics(batch.masks, batch.truncated)
+    return values | {f"eval/{key}": value for key, value in lengths.items()}
+
+
+def _check_accuracy(batch: Batch, how: EvaluationSet) -> None:
+    """Raise ConfigError if what tells right from wrong scores none of the rollouts."""
+    if not batch.valid.any() or not np.isnan(batch.component(how.judge)).all():
+        return
+    where = "trainer.eval_metric" if not how.name else f"{how.key}.metric or trainer.eval_metric"
+    if how.judge not in batch.components:
+        raise ConfigError(
+            f"no reward answers a component {how.judge!r}, by which {how.accuracy_metric} is to judge",
+            where=where,
+            possible=", ".join(batch.components),
+        )
+    raise ConfigError(
+        f"reward {how.judge!r}, by which {how.accuracy_metric} judges, scores no row of {how.key}",
+        where=f"{where}, rewards[].sources",
+        remedy="name a reward that does, or add the source of these rows to its sources",
+    )
 
 
 def step_metrics(found: SampledStep, batch: Batch, accuracy_of: str | None, *, refills: bool) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,14 +29,14 @@ class Arithmetic:
     Attributes:
         shares: Each training dataset's source, its prompts, and its share of the prompts that are drawn.
         longest: Tokens of the longest training prompt.
-        evaluated: Prompts of an evaluation.
+        evaluated: Prompts of each evaluation set, by its name.
         samples: False if the run learns from its rows' demonstrations, of which each row is one.
     """
 
     config: Config
     shares: Sequence[tuple[str, int, float]]
     longest: int
-    evaluated: int
+    evaluated: Mapping[str, int]
     samples: bool = True
 
     @property
@@ -68,10 +68,17 @@ class Arithmetic:
                 for source, count, share in self.shares
             },
             "evaluations": _evaluations(self.config) if self.evaluated else 0,
-            "completions_per_evaluation": self.evaluated * trainer.eval_samples,
+            "completions_per_evaluation": sum(self._answers.values()),
+            **({"completions_by_evaluation_set": self._answers} if any(self.evaluated) else {}),
             **longest,
             "tokens_per_microbatch": learner.tokens_per_microbatch,
         }
+
+    @property
+    def _answers(self) -> dict[str, int]:
+        """Completions of an evaluation, by the set that they are of."""
+        sets = self.config.evaluations
+        return {name: count * sets[name].num_samples for name, count in self.evaluated.items()}
 
     def lines(self) -> list[str]:
         """For a person."""
@@ -92,7 +99,10 @@ class Arithmetic:
             lines.append(f"{data[f'{what}_per_rank']:g} {what} per rank, {self.config.cluster.ranks} ranks")
         if data["evaluations"]:
             times = _times(data["evaluations"], "evaluation")
-            lines.append(f"{times} of {data['completions_per_evaluation']} completions")
+            each = ", ".join(f"{count} of {name}" for name, count in self._answers.items() if name)
+            lines.append(
+                f"{times} of {data['completions_per_evaluation']} completions" + (f" ({each})" if each else "")
+            )
         return lines
 
     def warnings(self) -> Iterator[str]:
@@ -170,7 +180,7 @@ def disk(
     lengths: Sequence[int],
     image_bytes: int,
     *,
-    evaluated: int = 0,
+    evaluated: Mapping[str, int] | None = None,
     observed_bytes: int = 0,
     demonstrated: float | None = None,
 ) -> Disk:
@@ -181,7 +191,7 @@ def disk(
         lengths: Tokens of the training prompts.
         image_bytes: Bytes of all stored images of prompts.
         observed_bytes: Bytes of an image of an observation; each turn is counted with one, up to the limit.
-        evaluated: Prompts of an evaluation.
+        evaluated: Prompts of each evaluation set, by its name.
         demonstrated: Mean tokens of a demonstration if the run learns from these; None if it samples.
     """
     trainer, sampler = config.trainer, config.sampler
@@ -195,8 +205,11 @@ def disk(
     token_bytes = _RECORD_BYTES_PER_TOKEN + 2 * epochs * _RECORD_BYTES_PER_NUMBER
     rollouts = int(completions * (tokens * token_bytes + prompt_bytes / size))
     rollouts += trainer.steps * _RECORD_BYTES_PER_STEP
-    answers = _evaluations(config) * evaluated * trainer.eval_samples
-    rollouts += int(answers * (config.max_completion_tokens * _RECORD_BYTES_PER_TOKEN + prompt_bytes))
+    for name, count in (evaluated or {}).items():
+        found = config.evaluations[name]
+        answers, most = _evaluations(config) * count * found.num_samples, found.max_new_tokens
+        most = most if config.environment is None else config.max_completion_tokens
+        rollouts += int(answers * (most * _RECORD_BYTES_PER_TOKEN + prompt_bytes))
     # One more than are kept: the oldest is removed after the newest is whole.
     kept = trainer.keep_checkpoints + 1 + (trainer.best_metric is not None)
     with_optimizer = {"all": kept, "last": 2, "none": 0}[trainer.save_optimizer]

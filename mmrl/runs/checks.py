@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from mmrl.config.sections import Config
@@ -131,12 +131,12 @@ def check_ahead(config: Config, folder: ModelFolder, num_rows: int) -> None:
 
 def check_lengths(config: Config, folder: ModelFolder, source: PromptSource) -> None:
     """Check that the model reads the longest prompt that may come with all that may follow it."""
-    allowed, follows = config.data.max_prompt_tokens, config.max_completion_tokens
+    allowed, (follows, limit) = config.data.max_prompt_tokens, _longest_answer(config, source.name)
     most = folder.max_tokens
     if allowed + follows <= most:
         return
     is_episode = config.environment is not None
-    after, key = ("episodes", "environment.max_tokens") if is_episode else ("completions", "sampler.max_new_tokens")
+    after, key = ("episodes", "environment.max_tokens") if is_episode else ("completions", limit)
     longest = source.longest if source.is_scanned else allowed
     if longest + follows <= most:
         remedy = f"set data.max_prompt_tokens: {most - follows}"
@@ -150,6 +150,14 @@ def check_lengths(config: Config, folder: ModelFolder, source: PromptSource) -> 
         + (f"; the longest prompt of {source.name} has {longest} tokens" if source.is_scanned else ""),
         remedy=remedy,
     )
+
+
+def _longest_answer(config: Config, name: str) -> tuple[int, str]:
+    """Most tokens after a prompt of a dataset, and the key that says so where there is no environment."""
+    own = next((each for each in config.evaluations.values() if each.key == name), None)
+    if own is None or own.max_new_tokens == config.sampler.max_new_tokens:
+        return config.max_completion_tokens, "sampler.max_new_tokens"
+    return own.max_new_tokens, f"{own.key}.max_new_tokens"
 
 
 def check_scored(config: Config, source: PromptSource) -> None:
@@ -167,20 +175,22 @@ def check_scored(config: Config, source: PromptSource) -> None:
         )
 
 
-def check_reward_sources(config: Config, training: PromptSource, evaluation: Callable[[], PromptSource | None]) -> None:
+def check_reward_sources(
+    config: Config, training: PromptSource, evaluations: Callable[[], Iterable[PromptSource]]
+) -> None:
     """Check that each source that a reward names is there.
 
     Args:
-        evaluation: Makes the evaluation prompts, which may take long.
+        evaluations: Makes the prompts of all evaluation sets, which may take long.
     """
     if not training.is_scanned:  # its rows may name sources of their own
         return
     data = config.data
-    known = {spec.source for spec in (data.train, *data.mix, *([data.eval] if data.eval else []))}
+    known = {spec.source for spec in (data.train, *data.mix, *data.evaluated.values())}
     known |= training.sources.keys()
     named = {name for reward in config.rewards for name in reward.sources or ()}
-    if named - known and (evaluated := evaluation()) is not None:
-        known |= evaluated.sources.keys()
+    if named - known:
+        known |= {name for evaluated in evaluations() for name in evaluated.sources}
     if missing := sorted(named - known):
         raise ConfigError(
             f"rewards are meant for rows of {', '.join(missing)}, and there are none",

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from mmrl.errors import ConfigError, ResourceError
-from mmrl.rollout.records import EVALUATIONS, PARQUET
+from mmrl.rollout.records import EVALUATIONS, PARQUET, evaluation_names
 from mmrl.runs.files import (
     LOCK,
     check_records,
@@ -208,9 +208,9 @@ class RunDirectory:
 
     def _set_aside(self, last: int) -> None:
         """Move the rollouts of later steps out of the way; they may tell why the attempt failed."""
-        for name in _RECORDS:
-            undone = self.path / "undone" / f"attempt-{self.attempt:06d}" / name
-            for file in (self.path / name).glob("*-*"):
+        for folder in _record_folders(self.path):
+            undone = self.path / "undone" / f"attempt-{self.attempt:06d}" / folder.relative_to(self.path)
+            for file in folder.glob("*-*"):
                 if (found := _OF_STEP.fullmatch(file.name)) and int(found["step"]) > last:
                     with writing(undone):
                         undone.mkdir(parents=True, exist_ok=True)
@@ -234,9 +234,9 @@ class RunDirectory:
         for name in _HISTORIES:
             with suppress(FileNotFoundError), (self.path / name).open("rb") as file:
                 os.fsync(file.fileno())
-        for name in _RECORDS:
+        for place in _record_folders(self.path):
             with suppress(FileNotFoundError):
-                folder = os.open(self.path / name, os.O_RDONLY)
+                folder = os.open(place, os.O_RDONLY)
                 try:
                     os.fsync(folder)  # the names of its files, whose content is there
                 finally:
@@ -275,19 +275,26 @@ class RunDirectory:
         with writing(path):
             path.with_suffix(".jsonl").unlink(missing_ok=True)  # of an attempt with an older version
 
-    def write_evaluation(self, step: int, groups: Iterable[CreditedGroup], *, blank: bool = False) -> None:
+    def write_evaluation(
+        self, step: int, groups: Iterable[CreditedGroup], *, name: str = "", blank: bool = False
+    ) -> None:
         """Write the groups of an evaluation to ``evaluations/step-000010.parquet``; an earlier attempt's are replaced.
 
         Args:
+            name: The name of one of several sets: ``evaluations/NAME/step-000010.parquet``.
             blank: True for those of prompts whose images were blank: ``evaluations/blank-000010.parquet``.
         """
-        self._write_groups(EVALUATIONS, f"{'blank' if blank else 'step'}-{step:06d}", groups, {})
+        self._write_groups(EVALUATIONS, f"{'blank' if blank else 'step'}-{step:06d}", groups, {}, name)
 
-    def _write_groups(self, folder: str, name: str, groups: Iterable[CreditedGroup], state: Mapping[str, Any]) -> Path:
+    def _write_groups(
+        self, folder: str, name: str, groups: Iterable[CreditedGroup], state: Mapping[str, Any], inner: str = ""
+    ) -> Path:
         from mmrl.rollout.records.writing import write_groups
 
         failpoints.reach(f"{folder}.begin")
-        path = self.path / folder / f"{name}.{PARQUET}"
+        path = self.path / folder / inner / f"{name}.{PARQUET}"
+        with writing(path):
+            (self.path / folder).mkdir(exist_ok=True)
         with replacing(path, f"{folder}.filled") as file:
             write_groups(file, groups, state, self._redact)
         failpoints.reach(f"{folder}.renamed")
@@ -310,11 +317,19 @@ class RunDirectory:
 
 def _remove_halves(path: Path) -> None:
     """Remove the files that a killed process had not written whole; only for the process that holds the lock."""
-    for folder in (path, *(path / name for name in _RECORDS), path / "media"):
+    for folder in (path, *_record_folders(path), path / "media"):
         for half in folder.glob(".*"):
             if _HALF.fullmatch(half.name):
                 with suppress(OSError):
                     half.unlink()
+
+
+def _record_folders(path: Path) -> list[Path]:
+    """The folders of files of groups: of steps, of evaluations, and of each evaluation set that has a name."""
+    return [
+        *(path / name for name in _RECORDS),
+        *(path / EVALUATIONS / name for name in evaluation_names(path) if name),
+    ]
 
 
 def check_place(path: Path) -> None:

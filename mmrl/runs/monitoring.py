@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from mmrl.config.plugin_specs import EVERY, MonitorSpec
@@ -15,7 +16,7 @@ from mmrl.interfaces import Alarm, Monitor, RunFacts, StepRecord
 from mmrl.ops.alarms import Looked, Watch
 from mmrl.plugin_host import registry
 from mmrl.plugin_host.installed import PluginInfo
-from mmrl.rollout.records import read_step, recorded_evaluations, recorded_steps
+from mmrl.rollout.records import evaluation_names, read_step, recorded_evaluations, recorded_steps
 from mmrl.runs.history import read_metrics
 from mmrl.types import ENVIRONMENT, CreditedGroup, GroupKey
 
@@ -29,12 +30,12 @@ class StepGroups:
 
     Attributes:
         sampled: All that the step sampled.
-        evaluated, blank: Groups of its evaluation, and of the one with blank images.
+        evaluated, blank: Groups of its evaluation, and of the one with blank images, by the name of their set.
     """
 
     sampled: Sequence[CreditedGroup] = ()
-    evaluated: Sequence[CreditedGroup] = ()
-    blank: Sequence[CreditedGroup] = ()
+    evaluated: dict[str, Sequence[CreditedGroup]] = field(default_factory=dict)
+    blank: dict[str, Sequence[CreditedGroup]] = field(default_factory=dict)
 
 
 class Monitoring:
@@ -64,8 +65,8 @@ class Monitoring:
             step,
             facts_of(self._config),
             lambda: sampled,
-            lambda: groups.evaluated,
-            lambda: groups.blank,
+            lambda: [*chain.from_iterable(groups.evaluated.values())],
+            lambda: [*chain.from_iterable(groups.blank.values())],
             self._previous(step),
         )
         if self._watch is None:
@@ -110,12 +111,16 @@ def recorded_alarms(
     """
     facts, found = facts_of(config), monitors_of(config, on_fault) if monitors is None else monitors
     watch = Watch(found, facts, config.trainer.steps, on_fault)
-    files = recorded_steps(path), recorded_evaluations(path), recorded_evaluations(path, blank=True)
+    steps, names = recorded_steps(path), evaluation_names(path)
+    pictured, blank = ([recorded_evaluations(path, name, blank=each) for name in names] for each in (False, True))
     before = frozenset[GroupKey]()
     for step, metrics in read_metrics(path).items():
-        groups, evaluated, blank = (_recorded_groups(each, step) for each in files)
-        record = StepRecord(step, facts, _given(groups), _given(evaluated), _given(blank), partial(frozenset, before))
-        is_recorded = any(step in each for each in files)
+        groups = _recorded_groups(steps, step)
+        evaluated, blanked = (
+            [*chain.from_iterable(_recorded_groups(each, step) for each in files)] for files in (pictured, blank)
+        )
+        record = StepRecord(step, facts, _given(groups), _given(evaluated), _given(blanked), partial(frozenset, before))
+        is_recorded = any(step in each for each in (steps, *pictured, *blank))
         yield from watch.look(step, metrics, record if is_recorded else None).alarms
         before = _trained_keys(groups)
 
@@ -152,7 +157,13 @@ def facts_of(config: Config) -> RunFacts:
         updates_per_batch=config.learner.minibatches * config.learner.epochs,
         rewards=(*own, *([] if config.environment is None else [ENVIRONMENT])),
         accuracy=config.accuracy,
+        evaluations=judges_of(config),
     )
+
+
+def judges_of(config: Config) -> dict[str, str]:
+    """What tells right from wrong in each evaluation set that has a name."""
+    return {name: each.judge for name, each in config.evaluations.items() if name}
 
 
 def fault_of(label: str, error: Exception) -> str:

@@ -13,7 +13,13 @@ from typing import Any
 
 from mmrl.config.yaml_tree import read_tree
 from mmrl.errors import ConfigError, DataError
-from mmrl.rollout.records import RecordedRollout, read_rollouts, recorded_evaluations, recorded_steps
+from mmrl.rollout.records import (
+    RecordedRollout,
+    evaluation_names,
+    read_rollouts,
+    recorded_evaluations,
+    recorded_steps,
+)
 from mmrl.rollout.records.paging import GroupPages
 from mmrl.runs.checkpoints import Checkpoint, Checkpoints
 from mmrl.runs.files import LOCK, read_records, whole_size
@@ -101,23 +107,35 @@ class Run:
         return read_rollouts(known[step])
 
     @property
-    def evaluation_steps(self) -> list[int]:
-        """The steps whose evaluations were recorded."""
-        return list(recorded_evaluations(self.path))
+    def evaluation_names(self) -> list[str]:
+        """The evaluation sets that were recorded; the name of the only one may be empty."""
+        return evaluation_names(self.path)
 
-    def evaluations(self, step: int, *, blank: bool = False) -> Iterator[RecordedRollout]:
+    @property
+    def evaluation_steps(self) -> list[int]:
+        """The steps whose evaluations were recorded, of any set."""
+        return sorted({step for name in self.evaluation_names for step in recorded_evaluations(self.path, name)})
+
+    def evaluations(self, step: int, name: str | None = None, *, blank: bool = False) -> Iterator[RecordedRollout]:
         """The rollouts of the evaluation after a step, as ``rollouts``; 0 is before the first.
 
         Args:
+            name: The evaluation set; by default the only one.
             blank: True for those of the prompts whose images were blank (``trainer.blank_every``).
 
         Raises:
-            DataError: There are none, or the file is damaged.
+            DataError: There are none, there are several sets and none is named, or the file is damaged.
         """
-        if step not in (known := recorded_evaluations(self.path, blank=blank)):
+        names = self.evaluation_names or [""]
+        if (name is None and len(names) > 1) or (name is not None and name not in names):
+            what = "there are several evaluation sets" if name is None else f"there is no evaluation set {name!r}"
+            possible = ", ".join(each or "''" for each in names)
+            raise DataError(what, where=str(self.path), possible=possible, remedy="name one: evaluations(step, NAME)")
+        name = names[0] if name is None else name
+        if step not in (known := recorded_evaluations(self.path, name, blank=blank)):
             possible = ", ".join(map(str, known)) or "none yet"
-            what = f"there is no evaluation{' with blank images' * blank} after step {step}"
-            raise DataError(what, where=str(self.path), possible=possible)
+            what = f"there is no evaluation{f' of {name}' if name else ''}{' with blank images' * blank}"
+            raise DataError(f"{what} after step {step}", where=str(self.path), possible=possible)
         return read_rollouts(known[step])
 
     @property

@@ -97,27 +97,27 @@ class RunRecorder:
 
     def _warn_of_grades(self, values: Mapping[str, float]) -> None:
         """Say once that a decision waits for the share of value 1 where the reward is graded."""
-        trainer, mean = self._config.trainer, self._config.accuracy_mean
+        trainer = self._config.trainer
         decided = {"trainer.best_metric": trainer.best_metric}
         decided["trainer.stop_when"] = trainer.stop_condition.metric if trainer.stop_condition else None
-        keys = [key for key, name in decided.items() if name == "eval/accuracy"]
-        if not keys or self._knows_grades or mean is None or values.get(mean, math.nan) == values.get("eval/accuracy"):
-            return
-        if mean in values and "eval/accuracy" in values:
+        for found in self._config.evaluations.values():
+            share, mean = found.accuracy_metric, found.mean_metric
+            keys = [key for key, name in decided.items() if name == share]
+            if not keys or self._knows_grades or mean is None or mean not in values or share not in values:
+                continue
+            if values[mean] == values[share]:
+                continue
             self._knows_grades = True
-            what = f"{' and '.join(keys)}: eval/accuracy is the share of completions whose {self._config.accuracy} is 1"
+            what = f"{' and '.join(keys)}: {share} is the share of completions whose {found.accuracy} is 1"
             self.event("warning", message=f"{what}; values between 0 and 1 occur, whose mean is {mean}")
 
     def rollouts(self, step: int, groups: Sequence[CreditedGroup], state: Mapping[str, Any]) -> None:
         self._groups.sampled = [group for group in groups if not group.scored.is_given]
         self._writer.start(partial(self._directory.write_rollouts, step, groups, state))
 
-    def evaluation(self, step: int, groups: Sequence[CreditedGroup], *, blank: bool) -> None:
-        if blank:
-            self._groups.blank = groups
-        else:
-            self._groups.evaluated = groups
-        self._writer.start(partial(self._directory.write_evaluation, step, groups, blank=blank))
+    def evaluation(self, step: int, groups: Sequence[CreditedGroup], *, name: str, blank: bool) -> None:
+        (self._groups.blank if blank else self._groups.evaluated)[name] = groups
+        self._writer.start(partial(self._directory.write_evaluation, step, groups, name=name, blank=blank))
 
     def wait_for_rollouts(self) -> None:
         self._writer.wait()

@@ -16,8 +16,8 @@ from mmrl.system.redaction import Redactor
 if TYPE_CHECKING:
     from mmrl.engine.network.folder import ModelFolder
 
-MODEL, DATA = "model", "data.train"
-"""Names of the fingerprints."""
+MODEL, DATA, EVALUATED = "model", "data.train", "data.eval"
+"""Names of the fingerprints; one of several evaluation sets adds its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +86,14 @@ def changed_fingerprints(before: Mapping[str, str], now: Mapping[str, str]) -> l
 def changed_contents(before: Mapping[str, str], now: Mapping[str, str]) -> list[Change]:
     """Differences between a run's fingerprints and those of its checkpoint.
 
-    Code that the checkpoint has none of is left out: it came into the config, which is a change of its own, or an older
-    version did not look at it.
+    Code and evaluation sets that the checkpoint has none of are left out: they came into the config, which is a change
+    of its own, or an older version did not look at them. Nothing is learned from evaluation sets.
     """
     known = {key: value for key, value in now.items() if key in before or key in (MODEL, DATA)}
-    return changed_fingerprints(before, known)
+    return [
+        replace(change, matters=False) if change.key.startswith(EVALUATED) else change
+        for change in changed_fingerprints(before, known)
+    ]
 
 
 def refuse(changes: Sequence[Change], allowed: Collection[str], where: str) -> None:

@@ -56,14 +56,13 @@ class RewardTrial:
 
 def _first_prompts(setup: RunSetup) -> Iterator[EncodedPrompt]:
     """The first usable prompt of each source among the first rows that rewards score."""
-    source = setup.training if setup.step_source.samples else setup.evaluation
-    if source is None or not source.is_scanned:
-        return
+    sources = [setup.training] if setup.step_source.samples else setup.evaluations.values()
     known = set[str]()
-    for prompt in _usable(source, setup):
-        if prompt.prompt.source not in known:
-            known.add(prompt.prompt.source)
-            yield prompt
+    for source in sources:
+        for prompt in _usable(source, setup) if source.is_scanned else ():
+            if prompt.prompt.source not in known:
+                known.add(prompt.prompt.source)
+                yield prompt
 
 
 def _usable(source: PromptSource, setup: RunSetup) -> Iterator[EncodedPrompt]:

@@ -9,6 +9,7 @@ from mmrl.errors import ConfigError, plugin_errors
 from mmrl.interfaces import Plugin, RunFacts
 from mmrl.plugin_host import registry
 from mmrl.runs.dataset import texts
+from mmrl.runs.monitoring import judges_of
 from mmrl.runs.setup import RunSetup
 from mmrl.types import ENVIRONMENT
 
@@ -65,8 +66,8 @@ def image_warnings(setup: RunSetup) -> list[str]:
     if not setup.prompts.is_scanned or setup.prompts.max_images or observes:
         return []
     remedy = "if there are pictures, name their column (data.train.images)"
-    if setup.evaluation is not None and setup.evaluation.max_images:
-        return [f"data.train: no row has an image, and rows of data.eval have: {remedy}"]
+    if pictured := [source.name for source in setup.evaluations.values() if source.max_images]:
+        return [f"data.train: no row has an image, and rows of {', '.join(pictured)} have: {remedy}"]
     if not setup.folder.family.vision:
         return []
     model = setup.folder.family.model_type
@@ -84,6 +85,7 @@ def run_facts(setup: RunSetup) -> RunFacts:
         updates_per_batch=config.learner.minibatches * config.learner.epochs,
         rewards=(*dict.fromkeys(spec.metric for spec in config.rewards), *components),
         accuracy=config.accuracy,
+        evaluations=judges_of(config),
     )
 
 

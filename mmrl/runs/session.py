@@ -25,7 +25,7 @@ from mmrl.runs.reward_trial import RewardTrial
 from mmrl.runs.run_warnings import config_warnings, image_warnings, model_warnings
 from mmrl.runs.scored_rows import row_warnings
 from mmrl.runs.start import Start, Starts
-from mmrl.runs.summary import closing, opening, shown_metrics
+from mmrl.runs.summary import closing, opening, shown_evaluations, shown_metrics
 from mmrl.system.console import Console, diverted
 from mmrl.system.profiling import Profiler
 from mmrl.system.report import INDENT
@@ -63,7 +63,8 @@ class TrainingRun:
         self._config = config = start.setup.config
         self._directory, self._interruption, self._origins = directory, interruption, origins
         self._profiled_steps, self._verbose = profiled_steps, verbose
-        self._console = Console(config.trainer.steps, mean=config.accuracy_mean, stops_at=config.trainer.stop_when)
+        evaluated, stops_at = shown_evaluations(config), config.trainer.stop_when
+        self._console = Console(config.trainer.steps, evaluated=evaluated, stops_at=stops_at)
 
     def train(self) -> None:
         """Train to the end; ranks that are lost or hang are started again from the last checkpoint."""
@@ -79,14 +80,13 @@ class TrainingRun:
             # Workers import their rewards while the engine starts.
             scorer = stack.enter_context(Scorer(config.rewards))
             with garbage_kept():
-                sources = setup.training, setup.evaluation
+                sources = setup.training, *setup.evaluations.values()
             for warning in image_warnings(setup):
                 self._tell("warning", message=warning)
             for source in sources:
-                for warning in [*source.warnings, *row_warnings(setup, source)] if source is not None else ():
+                for warning in [*source.warnings, *row_warnings(setup, source)]:
                     self._tell("warning", message=warning)
-                if source is not None:
-                    source.listen(lambda prompt, reason: directory.event("dropped", prompt=prompt, reason=reason))
+                source.listen(lambda prompt, reason: directory.event("dropped", prompt=prompt, reason=reason))
             player = stack.enter_context(playing(setup))
             self._console.lines(opening(config, setup, directory.path, str(self._start)))
             self._trial = RewardTrial(scorer, setup)
@@ -164,7 +164,7 @@ class TrainingRun:
             setup.encoder,
             collector,
             setup.training,
-            setup.evaluation,
+            setup.evaluations,
             RunContext(recorder, self._interruption, watchdog, profiler),
             precision=engine.precision,
             peak_flops_per_s=_peak_of_all(found, config),

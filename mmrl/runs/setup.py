@@ -194,20 +194,22 @@ class RunSetup:
         """The training prompts, however few."""
         data, scored = self.config.data, self.step_source.samples
         source = self._source((data.train, *data.mix), "data.train", scored=scored)
-        checks.check_reward_sources(self.config, source, lambda: self.evaluation)
+        checks.check_reward_sources(self.config, source, lambda: self.evaluations.values())
         return source
 
     @cached_property
-    def evaluation(self) -> PromptSource | None:
-        spec = self.config.data.eval
-        return None if spec is None else self._source((spec,), "data.eval", scored=True)
+    def evaluations(self) -> Mapping[str, PromptSource]:
+        """The prompts of each evaluation set, by its name."""
+        sets = self.config.evaluations
+        return {name: self._source((each.spec,), each.key, scored=True) for name, each in sets.items()}
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
-        """Fingerprints of the model's files, of the training prompts, and of the user's own code by path or module."""
+        """Fingerprints of the model's files, of the prompts, and of the user's own code by path or module."""
         results = [(kind, spec) for _, kind, spec in self.config.plugins() if kind != "tracker"]
         code = {name: version for kind, spec in results for name, version in own_code(kind, spec).items()}
-        return {MODEL: model_fingerprint(self.folder), DATA: self.training.fingerprint, **code}
+        evaluated = {source.name: source.fingerprint for source in self.evaluations.values()}
+        return {MODEL: model_fingerprint(self.folder), DATA: self.training.fingerprint, **evaluated, **code}
 
     @property
     def with_sampler(self) -> bool:
@@ -225,7 +227,7 @@ class RunSetup:
     @property
     def max_images(self) -> int:
         """Most images in one prompt."""
-        return max(source.max_images for source in (self.prompts, self.evaluation) if source is not None)
+        return max(source.max_images for source in (self.prompts, *self.evaluations.values()))
 
     def engine_spec(self, algorithm: Algorithm, checkpoint: Path | None = None) -> EngineSpec:
         """The parts that the run's engine is made of.
@@ -286,7 +288,7 @@ class RunSetup:
         data = self.config.data
         keys = [name, *(f"data.mix.{index}" for index in range(len(specs) - 1))]
         loaded = [self._load(key, spec) for key, spec in zip(keys, specs, strict=True)]
-        kind = PromptSource if name == "data.eval" else self._kind(sum(len(each.rows) for each in loaded))
+        kind = PromptSource if name != "data.train" else self._kind(sum(len(each.rows) for each in loaded))
         source = kind(
             [
                 DatasetRows(
@@ -332,3 +334,11 @@ class RunSetup:
         from mmrl.engine.refusals import device_refusal
 
         return device_refusal(self.folder, self.config, kind, samples=self.with_sampler)
+
+
+def chosen_for(name: str, chosen: Mapping[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+    """``RunSetup.chosen`` of a source's datasets: those of data.train with its mixture, or of an evaluation set."""
+    of_train = ("data.train", "data.mix.")
+    return {
+        key: each for key, each in chosen.items() if (key.startswith(of_train) if name == "data.train" else key == name)
+    }

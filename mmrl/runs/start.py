@@ -56,7 +56,7 @@ class SavedRun:
     def unlogged_metrics(self, config: Config, directory: RunDirectory) -> Mapping[str, float] | None:
         """The step's metrics, if its evaluation or its line in metrics.jsonl is missing."""
         logged = self.logged(directory)
-        is_due = config.data.eval is not None and config.trainer.evaluates(self.step)
+        is_due = bool(config.evaluations) and config.trainer.evaluates(self.step)
         is_evaluated = logged is not None and any(name.startswith("eval/") for name in logged)
         if logged is not None and (is_evaluated or not is_due):
             return None

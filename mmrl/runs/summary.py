@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mmrl.config.evaluation_names import metric_of
 from mmrl.config.sections import Config, TrainerConfig
 from mmrl.data.prompts import PromptSource
 from mmrl.errors import plural
@@ -30,14 +31,13 @@ def opening(config: Config, setup: RunSetup, directory: Path, begins: str) -> li
     report = Report()
     report.show("run", [f"{directory} ({begins})"])
     report.show("model", [_model(config, setup)])
-    for source in (setup.training, setup.evaluation):
-        if source is not None:
-            lines = kept_rows(source) if source.is_scanned else []
-            how = [setup.reading] if source is setup.training else []
-            report.show(source.name.removeprefix("data."), [*lines, *how])
+    for source in (setup.training, *setup.evaluations.values()):
+        lines = kept_rows(source) if source.is_scanned else []
+        how = [setup.reading] if source is setup.training else []
+        report.show(source.name.removeprefix("data."), [*lines, *how])
     if not setup.step_source.samples:
         report.show("learned", [f"demonstrations {setup.encoder.targets}"])
-    evaluated = 0 if setup.evaluation is None else len(setup.evaluation)
+    evaluated = {name: len(source) for name, source in setup.evaluations.items()}
     shares, longest, samples = setup.training.shares, setup.training.longest, setup.step_source.samples
     report.show("batches", Arithmetic(config, shares, longest, evaluated, samples=samples).lines())
     report.show("files", [_files(config, setup)])
@@ -64,16 +64,21 @@ def closing(
     """
     report = Report()
     report.show("done", [f"{plural(policy.step, 'step')}; {directory}"])
-    for name in _outcomes(config, metrics):
+    courses = dict[str, str]()
+    for place, name in _outcomes(config, metrics):
         values = {step: values[name] for step, values in metrics.items() if _is_number(values.get(name))}
-        if values:
-            report.show("outcome", [f"{name}: {_course(values, name, config.trainer)}"])
-            break
+        if values and place not in courses:
+            courses[place] = f"{name}: {_course(values, name, config.trainer)}"
+    of_sets, other = [text for place, text in courses.items() if place], courses.get("", "")
+    is_chosen = other.startswith(f"{config.trainer.best_metric}: ")
+    if shown := [*dict.fromkeys([*of_sets, *([other] if other and (is_chosen or not of_sets) else [])])]:
+        report.show("outcome", shown)
     report.show("policy", [str(policy.model)])
     run = shlex.quote(str(directory))
     next_steps = [f"mmrl export {run} FOLDER", f"mmrl replay {run}"]
-    if config.data.eval is not None:
-        next_steps.insert(0, f"mmrl eval --model {run}")
+    if config.evaluations:
+        on = " --on NAME" if len(config.evaluations) > 1 else ""
+        next_steps.insert(0, f"mmrl eval --model {run}{on}")
     if policy.has_optimizer:
         next_steps.append(f"{way_on(config, metrics, policy.step, length)}, and the same command goes on")
     else:
@@ -84,17 +89,33 @@ def closing(
 
 def shown_metrics(config: Config) -> list[str]:
     """The metrics that ``closing`` and ``way_on`` look at."""
-    condition = config.trainer.stop_condition
-    return [*_outcomes(config, {}), *filter(None, [config.accuracy_mean]), *([condition.metric] if condition else [])]
+    condition, means = config.trainer.stop_condition, [each.mean_metric for each in config.evaluations.values()]
+    names = [name for _, name in _outcomes(config, {})]
+    return list(dict.fromkeys([*names, *filter(None, means), *([condition.metric] if condition else [])]))
 
 
-def _outcomes(config: Config, metrics: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """The metrics that tell how a run went; the first one that it has is shown. A graded reward's mean tells more than
-    the share of value 1."""
-    best, mean = config.trainer.best_metric, config.accuracy_mean
-    pairs = [(each[mean], each.get("eval/accuracy")) for each in metrics.values() if mean is not None and mean in each]
-    found = [best, mean if any(one != other for one, other in pairs) else None, *MET]
-    return list(dict.fromkeys(name for name in found if name is not None))
+def shown_evaluations(config: Config) -> dict[str, tuple[str, str | None]]:
+    """For each evaluation set, the metrics that a step's line shows: the share that is right, and its mean."""
+    return {name: (each.accuracy_metric, each.mean_metric) for name, each in config.evaluations.items()}
+
+
+def _outcomes(config: Config, metrics: Mapping[int, Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """The metrics that tell how a run went, each with the evaluation set that it is of, if that has a name. Of each set
+    the first one that the run has is shown; without named sets, the first one of all.
+
+    A graded reward's mean tells more than the share of value 1.
+    """
+    best, found = config.trainer.best_metric, list[tuple[str, str]]()
+    for name, each in config.evaluations.items():
+        share, mean = each.accuracy_metric, each.mean_metric
+        pairs = [
+            (values[mean], values.get(share)) for values in metrics.values() if mean is not None and mean in values
+        ]
+        is_best = best is not None and (not name or best.startswith(metric_of(name, "")))
+        shown = [best if is_best else None, mean if any(one != other for one, other in pairs) else None, share]
+        found += [(name, metric) for metric in shown if metric is not None]
+    rest = [("", metric) for metric in (best, *MET) if metric is not None]
+    return list(dict.fromkeys([*found, *rest]))
 
 
 def way_on(config: Config, metrics: Mapping[int, Mapping[str, Any]], step: int, length: str) -> str:
@@ -140,7 +161,7 @@ def _files(config: Config, setup: RunSetup) -> str:
     """The files to look at."""
     learned = "completions" if setup.step_source.samples else "demonstrations with their log-probs"
     files = ["metrics.jsonl has the curves", f"rollouts/ the {learned}"]
-    files += ["evaluations/ the answers"] if config.data.eval is not None and config.trainer.eval_every else []
+    files += ["evaluations/ the answers"] if config.evaluations and config.trainer.eval_every else []
     return f"{', '.join(files)}; warnings and errors, if there are any, are in events.jsonl"
 
 

@@ -31,22 +31,24 @@ class Shown(NamedTuple):
     histograms: Mapping[str, FloatArray]
 
 
-def shown(evaluated: Sequence[CreditedGroup], sampled: Sequence[CreditedGroup], count: int) -> Shown:
+def shown(evaluated: Mapping[str, Sequence[CreditedGroup]], sampled: Sequence[CreditedGroup], count: int) -> Shown:
     """An evaluation as trackers show it, without secrets.
 
     Args:
-        evaluated: Its groups.
+        evaluated: Its groups, by the name of their set.
         sampled: The groups of the step before it.
-        count: Rollouts to show.
+        count: Rollouts of each set to show.
     """
     redact, histograms = Redactor(), dict[str, FloatArray]()
-    for name, groups in {"eval": evaluated, "rollouts": sampled}.items():
+    sections = {f"eval/{name}" if name else "eval": groups for name, groups in evaluated.items()}
+    for name, groups in {**sections, "rollouts": sampled}.items():
         rewards = [group.scored.rewards[group.scored.valid] for group in groups]
         if groups:
             histograms[f"{name}/reward"] = np.concatenate(rewards)
             lengths = [np.count_nonzero(rollout.mask) for group in groups for rollout in group.scored.rollouts]
             histograms[f"{name}/length"] = np.array(lengths, np.float64)
-    return Shown([_shown(group.scored, redact) for group in evaluated[:count]], histograms)
+    firsts = [group for groups in evaluated.values() for group in groups[:count]]
+    return Shown([_shown(group.scored, redact) for group in firsts], histograms)
 
 
 def _shown(scored: ScoredGroup, redact: Redactor) -> ShownRollout:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
+from mmrl.config.evaluation_names import metric_of
+from mmrl.config.evaluations import EvaluationSet
 from mmrl.config.sections import Config
 from mmrl.data.prompts import PromptSource
 from mmrl.engine_api import PromptEncoder
 from mmrl.ops.metrics import right_of
-from mmrl.rollout.collector import Collector
+from mmrl.rollout.collector import Collector, Evaluation
 from mmrl.step.gather import not_trained_on
 from mmrl.types import CreditedGroup, EncodedPrompt, ScoredGroup
 
@@ -24,10 +26,11 @@ NUM_BLANK = 64
 class EvaluationRecorder(Protocol):
     """The recorder of an evaluation's rollouts."""
 
-    def evaluation(self, step: int, groups: Sequence[CreditedGroup], *, blank: bool) -> None:
+    def evaluation(self, step: int, groups: Sequence[CreditedGroup], *, name: str, blank: bool) -> None:
         """Note the groups of the evaluation after a step; they may be written later.
 
         Args:
+            name: The set's name; empty for the only one.
             blank: True for those of prompts whose images were blank.
 
         Raises:
@@ -40,61 +43,78 @@ class Evaluator:
     """Evaluates a policy.
 
     Args:
-        source: Held-out prompts.
+        sources: Held-out prompts of each set of the config, by its name.
     """
 
     def __init__(
         self,
         config: Config,
-        source: PromptSource,
+        sources: Mapping[str, PromptSource],
         encoder: PromptEncoder,
         collector: Collector,
         recorder: EvaluationRecorder,
     ) -> None:
-        self._config, self._source, self._encoder = config, source, encoder
+        self._config, self._sources, self._encoder = config, sources, encoder
         self._collector, self._recorder = collector, recorder
-        self._held_out: Sequence[EncodedPrompt] | None = None
+        self._held_out: dict[str, Sequence[EncodedPrompt]] = {}
 
     @property
     def reads(self) -> bool:
-        """True if the next evaluation reads its prompts from the dataset."""
-        return self._held_out is None
+        """True if the next evaluation reads prompts from a dataset."""
+        return len(self._held_out) < len(self._sources)
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """The metrics of the evaluation after a step, of the one with blank images too if that is due.
+        """The metrics of the evaluation after a step, of those with blank images too if they are due.
+
+        The sets are evaluated one after the other; a step has the metrics of all, or of none.
 
         Raises:
             ConfigError, PluginError: As ``Collector.evaluate``.
             ResourceError: Its rollouts cannot be recorded.
         """
-        prompts = self._held_out
-        if prompts is None:
-            prompts = self._source.each(self._encoder.encode)
-            is_small = len(prompts) <= MAX_HELD_OUT and self._config.environment is None  # which is given raw images
-            self._held_out = prompts if is_small else None
-        found = self._collector.evaluate(prompts)
-        self._recorder.evaluation(step, [not_trained_on(group) for group in found.groups], blank=False)
-        values = dict(found.metrics)
-        if self._config.trainer.blanks(step):
-            values |= self._with_blank_images(step, found.groups)
+        values = dict[str, float]()
+        for name, how in self._config.evaluations.items():
+            found = self._collector.evaluate(self._prompts(name), how)
+            self._record(step, found, name, blank=False)
+            values |= _renamed(found.metrics, name, "eval")
+            if self._config.trainer.blanks(step):
+                values |= _renamed(self._with_blank_images(step, how, found.groups), name, "eval_blank")
         return values
 
-    def _with_blank_images(self, step: int, groups: Sequence[ScoredGroup]) -> dict[str, float]:
-        """``eval_blank/*``: as ``eval/*``, of prompts whose images are mid-grey ones of the same size.
+    def _prompts(self, name: str) -> Sequence[EncodedPrompt]:
+        """The prompts of a set, which are kept for the next evaluation if they are few."""
+        if (known := self._held_out.get(name)) is not None:
+            return known
+        prompts = self._sources[name].each(self._encoder.encode)
+        if len(prompts) <= MAX_HELD_OUT and self._config.environment is None:  # which is given raw images
+            self._held_out[name] = prompts
+        return prompts
+
+    def _record(self, step: int, found: Evaluation, name: str, *, blank: bool) -> None:
+        groups = [not_trained_on(group) for group in found.groups]
+        self._recorder.evaluation(step, groups, name=name, blank=blank)
+
+    def _with_blank_images(self, step: int, how: EvaluationSet, groups: Sequence[ScoredGroup]) -> dict[str, float]:
+        """As ``eval/*``, of prompts whose images are mid-grey ones of the same size; these are ``eval_blank/*``.
 
         - ``eval_blank/accuracy_gap``: the accuracy of the same prompts with their images, less ``eval_blank/accuracy``.
         - ``eval_blank/mean_gap``: the same of the mean of what tells right from wrong, which may be graded.
         """
-        right = self._collector.accuracy_of
+        right = how.judge
         shown = [g for g in groups if g.group.prompt.images and not np.isnan(g.component(right)).all()]
         if not shown:
             return {}
         count = min(len(shown), NUM_BLANK)
         chosen = [shown[len(shown) * place // count] for place in range(count)]
-        found = self._collector.evaluate([self._encoder.blanked(group.group.prompt) for group in chosen])
-        self._recorder.evaluation(step, [not_trained_on(group) for group in found.groups], blank=True)
-        values = {f"eval_blank/{name.removeprefix('eval/')}": value for name, value in found.metrics.items()}
+        found = self._collector.evaluate([self._encoder.blanked(group.group.prompt) for group in chosen], how)
+        self._record(step, found, how.name, blank=True)
+        values = dict(found.metrics)
         pictured, blank = (np.concatenate([each.component(right) for each in some]) for some in (chosen, found.groups))
-        values["eval_blank/accuracy_gap"] = float(np.nanmean(right_of(pictured))) - values["eval_blank/accuracy"]
+        values["eval/accuracy_gap"] = float(np.nanmean(right_of(pictured))) - values["eval/accuracy"]
         known = not np.isnan(blank).all()
-        return values | ({"eval_blank/mean_gap": float(np.nanmean(pictured) - np.nanmean(blank))} if known else {})
+        return values | ({"eval/mean_gap": float(np.nanmean(pictured) - np.nanmean(blank))} if known else {})
+
+
+def _renamed(values: Mapping[str, float], name: str, section: str) -> dict[str, float]:
+    """``eval/*`` of a set as metrics of a run."""
+    return {metric_of(name, key.removeprefix("eval/"), section): value for key, value in values.items()}

@@ -92,7 +92,7 @@ class Trainer:
     again in the same way when the run goes on. A later signal waits until the step is done and saved.
 
     Args:
-        evaluation: Held-out prompts; None evaluates nothing.
+        evaluations: Held-out prompts of each evaluation set, by its name; none evaluates nothing.
         precision: ``float32`` or ``bfloat16``; decides how far sampler and learner may disagree.
         peak_flops_per_s: Operations a second that the devices of all ranks do at most; None if that is not known.
     """
@@ -105,7 +105,7 @@ class Trainer:
         encoder: PromptEncoder,
         collector: Collector,
         train: PromptSource,
-        evaluation: PromptSource | None,
+        evaluations: Mapping[str, PromptSource],
         context: RunContext,
         *,
         precision: str,
@@ -115,7 +115,7 @@ class Trainer:
         self._encoder, self._collector = encoder, collector
         self._run, self._recorder = context, context.recorder
         evaluated_by = (encoder, collector, context.recorder)
-        self._evaluator = None if evaluation is None else Evaluator(config, evaluation, *evaluated_by)
+        self._evaluator = Evaluator(config, evaluations, *evaluated_by) if evaluations else None
         source = SOURCES[algorithm.source](config, algorithm, encoder, collector, context.recorder.event)
         self._queue = StepQueue(config.trainer, source, train)
         self._updates = UpdateLog(context.recorder)

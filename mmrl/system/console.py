@@ -16,11 +16,9 @@ from tqdm import tqdm
 from mmrl.system.redaction import Redactor
 from mmrl.system.report import duration
 
-_MEAN = "mean"
-_COLUMNS = [
-    ("reward/mean", "reward {:.2f}"),
-    (_MEAN, "eval {:.2f}"),
-    ("eval/accuracy", "acc {:.2f}"),
+_REWARD = [("reward/mean", "reward {:.2f}")]
+_ONE_SET: Mapping[str, tuple[str, str | None]] = {"": ("eval/accuracy", None)}
+_OTHERS = [
     ("loss/policy", "loss {:.3g}"),
     ("length/completion_mean", "len {:.1f}"),
     ("group/zero_signal_fraction", "zero {:.2f}"),
@@ -38,7 +36,7 @@ class Console:
     left``.
 
     Where what tells right from wrong has other values than 0 and 1, ``eval`` is their mean; ``acc`` is the share of
-    value 1.
+    value 1. Of several evaluation sets each has its own, with its name: ``acc geometry 0.61``.
 
     A terminal that can draw a line again has a bar: of the run from its first step on, and before it or without a run
     of what is done at the moment. Other streams get whole lines and nothing else. A stream that nobody reads any more,
@@ -46,15 +44,21 @@ class Console:
 
     Args:
         num_steps: Steps of the run; 0 without one.
-        mean: The metric that is the mean of what tells right from wrong.
+        evaluated: For each evaluation set, by its name, the metrics that are the share of value 1 and the mean of what
+            tells right from wrong.
         stops_at: The condition that ends the run earlier, such as ``eval/accuracy >= 0.9``.
     """
 
     def __init__(
-        self, num_steps: int, stream: TextIO | None = None, *, mean: str | None = None, stops_at: str | None = None
+        self,
+        num_steps: int,
+        stream: TextIO | None = None,
+        *,
+        evaluated: Mapping[str, tuple[str, str | None]] = _ONE_SET,
+        stops_at: str | None = None,
     ) -> None:
-        self._num_steps, self._mean, self._stops_at = num_steps, mean, stops_at
-        self._is_graded = False
+        self._num_steps, self._evaluated, self._stops_at = num_steps, evaluated, stops_at
+        self._graded = set[str]()
         self._stream = stream or sys.stdout
         self._draws = _draws(self._stream)
         self._bar: tqdm[None] | None = None
@@ -76,10 +80,8 @@ class Console:
     def step(self, step: int, metrics: Mapping[str, float], seconds_left: float | None = None) -> None:
         """Print a step's metrics, as far as they are there, and the time that is left."""
         width = len(str(self._num_steps))
-        if self._mean is not None and (mean := metrics.get(self._mean)) is not None and "eval/accuracy" in metrics:
-            self._is_graded |= mean != metrics["eval/accuracy"]
-            metrics = {**metrics, **({_MEAN: mean} if self._is_graded else {})}
-        shown = [form.format(metrics[name]) for name, form in _COLUMNS if name in metrics]
+        columns = [*_REWARD, *self._evaluation_columns(metrics), *_OTHERS]
+        shown = [form.format(metrics[name]) for name, form in columns if name in metrics]
         self._step, self._ends_at = step, None if seconds_left is None else time.monotonic() + seconds_left
         left = [] if step >= self._num_steps else self._left()
         self.line("  ".join([f"step {step:{width}}/{self._num_steps}", *shown, *left]))
@@ -90,6 +92,16 @@ class Console:
             return []
         left = duration(max(0.0, self._ends_at - time.monotonic()))
         return [f"{left} left, or until {self._stops_at}" if self._stops_at else f"{left} left"]
+
+    def _evaluation_columns(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+        """Metrics of the evaluation sets, each with its form."""
+        for name, (share, mean) in self._evaluated.items():
+            label = f" {name}" if name else ""
+            if mean is not None and share in metrics and metrics.get(mean, metrics[share]) != metrics[share]:
+                self._graded.add(name)
+            if mean is not None and name in self._graded:
+                yield mean, f"eval{label} {{:.2f}}"
+            yield share, f"acc{label} {{:.2f}}"
 
     def progress(self, phase: str, done: int, total: int) -> None:
         """Tell how far a phase is; on a terminal only."""

@@ -20,6 +20,7 @@ from typing import Annotated
 from pydantic import Field
 
 from mmrl.interfaces import Finding, Monitor, PluginConfig, StepView
+from mmrl_monitors.within import on_set
 
 _REMEDY = (
     "look at the answers without images (RUN/evaluations/blank-*.parquet), check that training images are what they "
@@ -43,9 +44,14 @@ class BlindPolicy(Monitor):
     config: Config
 
     def look(self, step: StepView) -> Sequence[Finding]:
-        name, of_gap = f"eval_blank/{step.run.accuracy}_mean", "eval_blank/mean_gap"  # the reward may be graded
+        return [each for of_set, judge in step.run.judges.items() for each in self._of_set(step, of_set, judge)]
+
+    def _of_set(self, step: StepView, of_set: str, judge: str | None) -> Sequence[Finding]:
+        """The findings of an evaluation set, of which all metrics have ``of_set`` before their own names."""
+        section = f"eval_blank/{of_set}"
+        name, of_gap = f"{section}{judge}_mean", f"{section}mean_gap"  # the reward may be graded
         if step.get(name) is None or step.get(of_gap) is None:
-            name, of_gap = "eval_blank/accuracy", "eval_blank/accuracy_gap"
+            name, of_gap = f"{section}accuracy", f"{section}accuracy_gap"
         blank = step.get(name)
         if blank is None or step.get(of_gap) is None:
             return ()
@@ -58,9 +64,17 @@ class BlindPolicy(Monitor):
         values = {"gap": gap, "largest_gap": largest, "accuracy_without_images": blank}
         blind = self.config.share * largest / max(gap, 1e-6)
         guesses = max(min(blank - first, largest - gap), 0.0) / self.config.rise
-        what = "the policy answers nearly as well without its images"
-        growing = "the policy gets better at answering without its images, and worse at using them"
+        on = on_set(of_set)
+        what = f"the policy answers nearly as well without its images{on}"
+        growing = f"the policy gets better at answering without its images{on}, and worse at using them"
         return (
-            Finding(blind, what, _REMEDY, values, "blind", hits=2),
-            Finding(guesses, growing, _REMEDY, {**values, "first_accuracy_without_images": first}, "guesses", hits=2),
+            Finding(blind, what, _REMEDY, values, f"{of_set}blind", hits=2),
+            Finding(
+                guesses,
+                growing,
+                _REMEDY,
+                {**values, "first_accuracy_without_images": first},
+                f"{of_set}guesses",
+                hits=2,
+            ),
         )

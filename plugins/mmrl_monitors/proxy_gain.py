@@ -16,7 +16,7 @@ from pydantic import Field
 
 from mmrl.interfaces import Curve, Finding, Monitor, PluginConfig, StepRecord, StepView
 from mmrl.types import FloatArray, ScoredGroup
-from mmrl_monitors.within import mean, rank_correlation
+from mmrl_monitors.within import mean, on_set, rank_correlation
 
 EVALUATIONS = 3
 SMOOTHED_STEPS = 5
@@ -49,11 +49,12 @@ class ProxyGain(Monitor):
         return {"agreement": min(known)} if known else {}
 
     def look(self, step: StepView) -> Sequence[Finding]:
-        return [finding for finding in (self._held_out(step), self._components(step)) if finding is not None]
+        found = [self._held_out(step, of_set, judge) for of_set, judge in step.run.judges.items()]
+        return [finding for finding in (*found, self._components(step)) if finding is not None]
 
-    def _held_out(self, step: StepView) -> Finding | None:
-        name = f"eval/{step.run.accuracy}_mean"  # that of a graded reward tells more than the share of value 1
-        name = "eval/accuracy" if step.get(name) is None else name
+    def _held_out(self, step: StepView, of_set: str, judge: str | None) -> Finding | None:
+        name = f"eval/{of_set}{judge}_mean"  # that of a graded reward tells more than the share of value 1
+        name = f"eval/{of_set}accuracy" if step.get(name) is None else name
         held_out, reward = step.curve(name), step.curve("reward/mean")
         if step.get(name) is None or len(held_out) <= EVALUATIONS or len(reward) < 2 * SMOOTHED_STEPS:
             return None
@@ -65,11 +66,11 @@ class ProxyGain(Monitor):
         is_flat = max(since) <= before + self.config.flat
         return Finding(
             rise / self.config.deviations if is_flat else 0.0,
-            "the training reward rises and held-out accuracy does not",
+            f"the training reward rises and held-out accuracy{on_set(of_set)} does not",
             "read completions with a high reward (`mmrl rollouts RUN --where 'reward>=1'`): what earns it may not be "
             "the answer; name the component that tells right from wrong in trainer.eval_metric",
             {"reward": end, "reward_before": begin, "held_out": since[-1], "held_out_before": before},
-            "held_out",
+            f"{of_set}held_out",
             hits=2,
         )
 

@@ -51,3 +51,8 @@ def mean(values: Iterable[float | None]) -> dict[str, float]:
     """Under ``mean`` the mean of the values that are there; nothing if none is."""
     known = [value for value in values if value is not None]
     return {"mean": float(np.mean(known))} if known else {}
+
+
+def on_set(prefix: str) -> str:
+    """The words for an evaluation set whose metrics have a prefix (``RunFacts.judges``); none if it has no name."""
+    return f" on {prefix.rstrip('/')}" if prefix else ""

@@ -422,7 +422,7 @@ def run(ranks: ShippedRanks, prompts: int, steps: int, folder: Path) -> None:
         profiler = Profiler(engine, folder, 0, 0, lambda kind, message: None)
         context = RunContext(recorder, interruption, Watchdog(None, bool, print), profiler)
         trainer = Trainer(
-            config, algorithm, engine, encoder, collector, source, None, context, precision=engine.precision
+            config, algorithm, engine, encoder, collector, source, {}, context, precision=engine.precision
         )
         gc.collect()
         gc.freeze()  # as a run does with what it has imported

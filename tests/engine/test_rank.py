@@ -209,7 +209,7 @@ def test_vllm_has_room_for_an_episode_and_counts_its_steps(recording, vision, ki
     for name, sections in {"single": {}, "episode": {"environment": {"name": "game", **limits}}}.items():
         setup = RunSetup(vision.config(model={"dtype": "auto"}, **sections), tmp_path)
         setup.folder, setup.media, setup.algorithm = vision.folder, vision.media, GRPO(GRPO.Config())
-        setup.prompts, setup.evaluation = SimpleNamespace(max_images=2), None
+        setup.prompts, setup.evaluations = SimpleNamespace(max_images=2), {}
         RankEngine(replace(setup.engine_spec(setup.algorithm), algorithm=None), kind)
         found[name] = recording.llm.arguments
     single, episode = found["single"], found["episode"]

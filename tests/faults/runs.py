@@ -144,7 +144,9 @@ def outcome(run: Path) -> dict[str, Any]:
         "trainer": json.loads((checkpoint / "state" / "run.json").read_text())["trainer"],
         "metrics": metrics(run),
         "rollouts": {path.name: path.read_bytes() for path in sorted((run / "rollouts").glob("*"))},
-        "evaluations": {path.name: path.read_bytes() for path in sorted((run / "evaluations").glob("*"))},
+        "evaluations": {
+            str(path.relative_to(run)): path.read_bytes() for path in sorted((run / "evaluations").rglob("*.*"))
+        },
         "ledger": [{k: v for k, v in record.items() if k != "attempt"} for record in read_ledger(run)],
     }
 

@@ -53,7 +53,7 @@ def test_accuracy_is_the_share_of_value_1_and_the_mean_is_told_beside_it(scale: 
     estimate = estimates(scored, batch, {**found, "eval/length/completion_mean": 1.0}, "score")["eval/accuracy"]
     assert estimate.value == pytest.approx(accuracy)
 
-    console = Console(9, stream := io.StringIO(), mean="eval/score_mean")
+    console = Console(9, stream := io.StringIO(), evaluated={"": ("eval/accuracy", "eval/score_mean")})
     console.step(3, found)
     is_graded = not {value for row in values for value in row if not np.isnan(value)} <= {0, 1}
     shown = f"eval {mean:.2f}  acc {accuracy:.2f}" if is_graded else f"acc {accuracy:.2f}"
@@ -70,7 +70,7 @@ def test_accuracy_of_values_0_and_1_is_their_mean_to_the_bit() -> None:
 
 
 def test_the_console_shows_the_mean_from_the_first_graded_evaluation_on() -> None:
-    console = Console(9, stream := io.StringIO(), mean="eval/iou_mean")
+    console = Console(9, stream := io.StringIO(), evaluated={"": ("eval/accuracy", "eval/iou_mean")})
     console.step(0, {"eval/accuracy": 0.0, "eval/iou_mean": 0.0})
     console.step(1, {"lr": 1.0})
     console.step(2, {"eval/accuracy": 0.0, "eval/iou_mean": 0.25})

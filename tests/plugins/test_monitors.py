@@ -195,6 +195,29 @@ def test_proxy_gain(accuracies: Sequence[float], rise: float, alarms: list[tuple
     assert told(made(ProxyGain), held_out(*accuracies, rise=rise)) == alarms
 
 
+def of_set(name: str, metrics: Metrics) -> Metrics:
+    """The same metrics of an evaluation set with a name."""
+    sections = ("eval/", "eval_blank/")
+    return {
+        step: {
+            f"{key.replace('/', f'/{name}/', 1) if key.startswith(sections) else key}": v for key, v in values.items()
+        }
+        for step, values in metrics.items()
+    }
+
+
+def test_each_evaluation_set_has_alarms_of_its_own() -> None:
+    facts = replace(FACTS, evaluations={"a": "reward", "b": "reward"})
+    flat = (0.5, 0.5, 0.5, 0.5, 0.5)
+    for monitor, bad, good in (
+        (BlindPolicy, blank((0.4, 0.1), *[(0.1, 0.1)] * 4), blank(*[(0.4, 0.1)] * 5)),
+        (ProxyGain, held_out(*flat, rise=0.3), held_out(0.5, 0.6, 0.7, 0.8, 0.9, rise=0.3)),
+    ):
+        both = {step: {**of_set("a", good)[step], **of_set("b", bad)[step]} for step in bad}
+        (alarm,) = alarms_of(made(monitor), both, run=facts, num_steps=200)
+        assert alarm.cause in ("b/blind", "b/held_out") and " on b" in alarm.message
+
+
 def test_components_that_disagree_more_than_they_agreed() -> None:
     def agreement(after: float) -> Metrics:
         return steps(40, monitor__mine__agreement=from_step(21, 0.4, after))

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from mmrl.config.evaluations import EvaluationSet
 from mmrl.config.load import from_mapping
 from mmrl.config.sections import Config, TrainerConfig
 from mmrl.errors import ConfigError
@@ -33,7 +34,7 @@ class Parts:
     unscored: frozenset[str] = frozenset()
     asked: list[list[str]] = field(default_factory=list)
     recorded: list[tuple[int, bool, list[CreditedGroup]]] = field(default_factory=list)
-    accuracy_of: str = "right"
+    ways: list[EvaluationSet] = field(default_factory=list)
 
     def each(self, encode: Any) -> Sequence[EncodedPrompt]:
         return self.prompts
@@ -44,7 +45,8 @@ class Parts:
     def blanked(self, prompt: EncodedPrompt) -> EncodedPrompt:
         return replace(prompt, images=tuple(GREY for _ in prompt.images))
 
-    def evaluate(self, found: Sequence[EncodedPrompt]) -> Evaluation:
+    def evaluate(self, found: Sequence[EncodedPrompt], how: EvaluationSet) -> Evaluation:
+        self.ways.append(how)
         self.asked.append([prompt.id for prompt in found])
         groups = [self._group(prompt) for prompt in found]
         right = np.nanmean([group.component("right")[0] for group in groups])
@@ -56,7 +58,7 @@ class Parts:
         group = RolloutGroup(prompt, tuple(make_rollouts([""])))
         return ScoredGroup(group, np.nan_to_num(value), ~np.isnan(value), {"right": value})
 
-    def evaluation(self, step: int, groups: Sequence[CreditedGroup], *, blank: bool) -> None:
+    def evaluation(self, step: int, groups: Sequence[CreditedGroup], *, name: str, blank: bool) -> None:
         self.recorded.append((step, blank, list(groups)))
 
 
@@ -68,7 +70,7 @@ def config(**trainer: Any) -> Config:
 
 def evaluator(parts: Parts, **trainer: Any) -> Evaluator:
     any_parts = cast(Any, parts)
-    return Evaluator(config(**trainer), any_parts, any_parts, any_parts, parts)
+    return Evaluator(config(**trainer), {"": any_parts}, any_parts, any_parts, parts)
 
 
 def test_64_prompts_with_images_are_answered_again_with_blank_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,3 +124,22 @@ def test_blank_images_without_an_evaluation_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"trainer.blank_every is set, but data.eval is null"):
         from_mapping({"model": {"path": "m"}, "data": {"train": {"name": "t"}}, "rewards": [{"name": "right"}],
                       "algorithm": {"name": "a"}, "trainer": {"blank_every": 1}})  # fmt: skip
+
+
+def test_each_set_is_asked_in_its_own_way_and_has_metrics_of_its_own() -> None:
+    first, second = Parts(prompts(2, pictured=lambda place: True)), Parts(prompts(3, pictured=lambda place: True))
+    data = {"train": {"name": "t"}, "eval": {"a": {"name": "t"}, "b": {"name": "t", "samples": 4, "temperature": 0.3}}}
+    base = {"model": {"path": "m"}, "rewards": [{"name": "right"}], "algorithm": {"name": "a"}, "data": data}
+    both = from_mapping({**base, "trainer": {"steps": 50, "eval_every": 5, "blank_every": 1}})
+    all_parts, sources = cast(Any, first), cast(Any, {"a": first, "b": second})
+    found = Evaluator(both, sources, all_parts, all_parts, first)
+    assert found.reads
+    values = found.evaluate(5)
+    assert not found.reads and first.asked == [["p0", "p1"], ["p0", "p1"], ["p0", "p1", "p2"], ["p0", "p1", "p2"]]
+    assert [(how.name, how.num_samples, how.temperature) for how in first.ways] == [("a", 1, 0.0)] * 2 + [
+        ("b", 4, 0.3)
+    ] * 2
+    assert values["eval/a/accuracy"] == values["eval/b/accuracy"] == 1.0
+    assert values["eval_blank/a/accuracy_gap"] == pytest.approx(1 / 2)  # p1 is right without its picture
+    assert values["eval_blank/b/accuracy_gap"] == values["eval_blank/b/mean_gap"] == pytest.approx(2 / 3)
+    assert {name.split("/")[1] for name in values} == {"a", "b"}

@@ -213,7 +213,7 @@ class FakeRecorder:
         self.rolled[step], self.begun[step] = list(groups), state
         self.order.append(f"rollouts {step}")
 
-    def evaluation(self, step: int, groups: Sequence[CreditedGroup], *, blank: bool) -> None:
+    def evaluation(self, step: int, groups: Sequence[CreditedGroup], *, name: str, blank: bool) -> None:
         self.evaluated["blank" if blank else "step", step] = list(groups)
 
     def wait_for_rollouts(self) -> None:
@@ -278,7 +278,7 @@ def run() -> Callable[..., Run]:
         collector = Collector(
             config, fake, scorer or FakeScorer(score), recorder.progress, penalties, event=recorder.event
         )
-        held_out = source if evaluate else None
+        held_out = {"": source} if evaluate else {}
         return Run(
             fake,
             recorder,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain, islice
@@ -34,7 +34,7 @@ from mmrl.runs.episodes import playing
 from mmrl.runs.monitoring import fault_of, monitors_of
 from mmrl.runs.run_warnings import config_warnings, image_warnings, model_warnings
 from mmrl.runs.scored_rows import right_answer, row_warnings, writing
-from mmrl.runs.setup import RunSetup
+from mmrl.runs.setup import RunSetup, chosen_for
 from mmrl.runs.summary import SHOWN_ROWS, kept_rows
 from mmrl.system.console import Console
 from mmrl.system.report import Report, counted, excerpt, rows, shortened
@@ -100,7 +100,9 @@ class _Examination:
                 line += f"; the learner keeps the language model's linear layers in 4 bits ({quantize})"
             self.report.add("model", folder.family.model_type, [line])
             self._limits()
-            for part in (partial(self._dataset, "train"), partial(self._dataset, "eval"), self._both):
+            datasets = [partial(self._dataset, name) for name in ("train", *self._sets)]
+            parts: list[Callable[[], None]] = [*datasets, self._both]
+            for part in parts:
                 with self.report.guarded():
                     part()
             for part in (self._samples, self._episodes, self._batches):
@@ -109,6 +111,11 @@ class _Examination:
                         part()
         if "model" not in self.report.data:
             self._rows_without_a_model()
+
+    @property
+    def _sets(self) -> dict[str, str]:
+        """The evaluation sets' names in the config by those in the report: ``eval`` or ``eval.NAME``."""
+        return {each.key.removeprefix("data."): name for name, each in self.config.evaluations.items()}
 
     @property
     def _is_ahead(self) -> bool:
@@ -140,20 +147,18 @@ class _Examination:
 
     def _rows_without_a_model(self) -> None:
         """Report the datasets' rows without the model."""
-        for name, spec in (("train", self.config.data.train), ("eval", self.config.data.eval)):
-            if spec is not None:
-                with self.report.guarded():
-                    count = self.setup.num_rows(f"data.{name}", spec)
-                    self.report.add(name, {"rows": count}, [rows(count)])
+        evaluated = {shown: self.config.evaluations[name].spec for shown, name in self._sets.items()}
+        for name, spec in {"train": self.config.data.train, **evaluated}.items():
+            with self.report.guarded():
+                count = self.setup.num_rows(f"data.{name}", spec)
+                self.report.add(name, {"rows": count}, [rows(count)])
 
     def _dataset(self, name: str) -> None:
-        source = self.setup.training if name == "train" else self.setup.evaluation
-        if source is None:
-            return
+        source = self.setup.training if name == "train" else self.setup.evaluations[self._sets[name]]
         found = self._profiles[name] = profile(
             source, self.setup.media.grid, self.setup.folder.image_tokens, self._progress
         )
-        chosen = self._chosen(name)
+        chosen = chosen_for(source.name, self.setup.chosen)
         causes = ", ".join(f"{count} x {cause}" for cause, count in source.causes.most_common())
         data: dict[str, Any] = {
             "prompts": len(source),
@@ -184,10 +189,6 @@ class _Examination:
             self.report.warn(f"{source.name}: more than half of the rows are dropped ({causes})")
         self._images(name, source)
         self._references(name, source, found.sources)
-
-    def _chosen(self, name: str) -> dict[str, dict[str, str]]:
-        """The loaders' choices of the datasets that are ``data.train`` with its mixture, or ``data.eval``."""
-        return {key: about for key, about in self.setup.chosen.items() if (key == "data.eval") == (name == "eval")}
 
     def _images(self, name: str, source: PromptSource) -> None:
         """Decode images of rows all over the dataset, then of all rows in turn while there is time.
@@ -232,13 +233,15 @@ class _Examination:
         if name == "train" and not self.setup.step_source.samples:
             return
         reports = list[dict[str, Any]]()
-        accuracy = self.config.accuracy
+        accuracy = self.config.accuracy if name == "train" else self.config.evaluations[self._sets[name]].accuracy
         specs = [
             (place, spec)
             for place, spec in enumerate(self.config.rewards)
             if accuracy and is_component(accuracy, [spec.metric])
         ]
-        columns = {about["answer"] for about in self._chosen(name).values() if "answer" in about}
+        columns = {
+            about["answer"] for about in chosen_for(source.name, self.setup.chosen).values() if "answer" in about
+        }
         where = source.name + (f", column {', '.join(sorted(columns))}" if columns else "")
         for place, spec in specs if self._scorer is not None else ():
             scored = [i for i, each in enumerate(row_sources) if spec.sources is None or each in spec.sources]
@@ -269,16 +272,20 @@ class _Examination:
                 self.report.warn(f"{source.name}: {warning}")
 
     def _both(self) -> None:
-        """Warn of training rows without images, and count rows of data.eval that are in data.train."""
-        if "train" in self._profiles:
-            self.report.warnings += image_warnings(self.setup)
-        if len(self._profiles) < 2:
+        """Warn of training rows without images, and count rows of evaluation sets that are in data.train."""
+        if "train" not in self._profiles:
             return
-        shared = int(np.isin(self._profiles["eval"].fingerprints, self._profiles["train"].fingerprints).sum())
-        self.report.data["eval_rows_in_train"] = shared
-        if shared:
-            total = len(self._profiles["eval"].fingerprints)
-            self.report.warn(f"data.eval: {shared} of {total} rows ask and show the same as a row of data.train")
+        self.report.warnings += image_warnings(self.setup)
+        trained, counts = self._profiles["train"].fingerprints, dict[str, int]()
+        for name in self._profiles.keys() & self._sets.keys():
+            own = self._profiles[name].fingerprints
+            counts[self._sets[name]] = shared = int(np.isin(own, trained).sum())
+            if shared:
+                self.report.warn(
+                    f"data.{name}: {shared} of {len(own)} rows ask and show the same as a row of data.train"
+                )
+        if counts:
+            self.report.data["eval_rows_in_train"] = counts.get("", counts)
 
     def _samples(self) -> None:
         """Show a prompt of each source as the model reads it, and try the rewards on it."""
@@ -372,7 +379,7 @@ class _Examination:
     def _batches(self) -> None:
         source = self.setup.training
         self.config = self.setup.count_steps(source.num_rows if self._is_ahead else None)
-        evaluated = len(self.setup.evaluation) if self.setup.evaluation is not None else 0
+        evaluated = {name: len(source) for name, source in self.setup.evaluations.items()}
         samples = self.setup.step_source.samples
         arithmetic = Arithmetic(self.config, source.shares, source.longest, evaluated, samples=samples)
         self.report.add("batches", arithmetic.data(), arithmetic.lines())

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mmrl.config.yaml_tree import Located
     from mmrl.system.signals import Interruption
 
-_OPTIONS = ("samples", "temperature", "max_new_tokens", "limit", "blank_images", "output")
+_OPTIONS = ("on", "samples", "temperature", "max_new_tokens", "limit", "blank_images", "output")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "instead of model.path: a model folder, a hub name, a run (its newest good checkpoint) or a checkpoint; the "
     text += "config of a run or checkpoint is its own unless CONFIG is given"
     parser.add_argument("--model", metavar="PATH", help=text)
+    parser.add_argument("--on", metavar="NAME", help="the set of data.eval, if it has several by names")
     text = "completions of each prompt; by default trainer.eval_samples; with more than one also pass@k and majority@k"
     parser.add_argument("--samples", type=int, metavar="K", help=text)
     text = "0 is greedy; by default greedy for one completion, else sampler.temperature"

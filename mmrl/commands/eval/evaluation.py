@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +16,15 @@ from mmrl.cluster.process import prepare_process
 from mmrl.commands.eval.estimates import Estimates, differences, estimates, rewards_by_metric
 from mmrl.commands.eval.output import OutputFolder, Samples
 from mmrl.commands.eval.results import Ablation, Results
+from mmrl.config.evaluations import LEAST_TEMPERATURE, EvaluationSet, EvaluationSpec
 from mmrl.config.plugin_specs import Kind, PluginSpec
+from mmrl.config.problems import suggestion
 from mmrl.config.sections import Config
 from mmrl.engine_api import Engine, Sampler
 from mmrl.errors import ConfigError, ResourceError
 from mmrl.plugin_host.registry import locate
 from mmrl.plugin_host.used import own_code
-from mmrl.rollout.collector import Collector, Decoding, Evaluation
+from mmrl.rollout.collector import Collector, Evaluation, evaluation_metrics
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.runs.checkpoints import Checkpoint
 from mmrl.runs.episodes import playing
@@ -50,6 +52,7 @@ class Options:
         limit: How many prompts, from the first on.
         blank_images: True to sample prompts with images also with blank ones.
         output: Where completions and results are kept.
+        on: The evaluation set's name; needed if there are several.
     """
 
     samples: int | None = None
@@ -58,12 +61,13 @@ class Options:
     limit: int | None = None
     blank_images: bool = False
     output: Path | None = None
+    on: str | None = None
 
 
 def evaluate(
     config: Config, options: Options, *, checkpoint: Checkpoint | None = None, interruption: Interruption | None = None
 ) -> Results:
-    """Score the config's model on ``data.eval``.
+    """Score the config's model on ``data.eval``, or on one of the sets there.
 
     Args:
         checkpoint: The model's checkpoint, for the results.
@@ -74,9 +78,7 @@ def evaluate(
         Stopped: A signal came; scored groups are kept in ``options.output``.
     """
     interruption = interruption or Interruption()
-    if config.data.eval is None:
-        raise ConfigError("there is nothing to evaluate on", where="data.eval", remedy="name a dataset")
-    config, decoding = _decided(config, options)
+    config, how = _decided(_with_one_set(config, options.on), options)
     kind = prepare_process()
     from mmrl.engine.device import precision
 
@@ -88,16 +90,15 @@ def evaluate(
         setup = RunSetup(config, media)
         penalties = setup.penalties
         scorer = stack.enter_context(Scorer(config.rewards))  # its workers import their rewards meanwhile
-        source = setup.evaluation
-        assert source is not None
+        (source,) = setup.evaluations.values()
         prompts = source.each(setup.encoder.encode, options.limit)
-        settings = _settings(config, decoding, options, precision(kind, config.model.dtype))
+        settings = _settings(config, how, options, precision(kind, config.model.dtype))
         if output is not None:
             content = {"weights": _weights(setup.folder), "prompts": source.fingerprint}
             output.claim({**settings, **content, "rewards": _rewards(config)})
         pictured = [prompt for prompt in prompts if prompt.images] if options.blank_images else []
         if options.blank_images and not pictured:
-            raise ConfigError("no prompt has an image to leave out", where="--blank-images: data.eval")
+            raise ConfigError("no prompt has an image to leave out", where=f"--blank-images: {how.key}")
         blanks = [setup.encoder.blanked(each) for each in pictured]
         engine = _OnDemand(config, setup, interruption, stack)
         console = Console(0, sys.stderr)
@@ -107,9 +108,9 @@ def evaluate(
 
         def run(prompts: Sequence[EncodedPrompt], name: str) -> Evaluation:
             if output is None:
-                return collector.evaluate(prompts, decoding)
-            samples = Samples(output.path / name, prompts, decoding.num_samples, output.media)
-            found = collector.evaluate(prompts, decoding, known=samples.known, keep=samples.keep)
+                return collector.evaluate(prompts, how)
+            samples = Samples(output.path / name, prompts, how.num_samples, output.media)
+            found = collector.evaluate(prompts, how, known=samples.known, keep=samples.keep)
             samples.finish()
             return found
 
@@ -119,9 +120,9 @@ def evaluate(
             checkpoint=checkpoint,
             settings=settings,
             counts=_counts(whole.groups, len(source.dropped)),
-            metrics=_estimates(collector, whole.groups, whole.metrics),
-            sources=_by_source(collector, whole.groups),
-            ablation=_ablation(collector, whole.groups, run(blanks, "samples-blank.jsonl")) if blanks else None,
+            metrics=_estimates(collector, how, whole.groups, whole.metrics),
+            sources=_by_source(collector, how, whole.groups),
+            ablation=_ablation(collector, how, whole.groups, run(blanks, "samples-blank.jsonl")) if blanks else None,
         )
         if output is not None:
             output.write_results(results.data())
@@ -162,8 +163,7 @@ class _OnDemand:
         from mmrl.engine.spec import EngineSpec
 
         setup = self._setup
-        assert setup.evaluation is not None
-        images = setup.evaluation.max_images
+        images = max(source.max_images for source in setup.evaluations.values())
         engine = start_engine(EngineSpec(self._config, setup.folder, setup.media, None, images, with_sampler=True))
         self._stack.callback(engine.close)
         self._interruption.renew()  # engines' packages take signals over
@@ -171,8 +171,31 @@ class _OnDemand:
         return engine
 
 
-def _decided(config: Config, options: Options) -> tuple[Config, Decoding]:
-    """The config with the options in it, and how to sample."""
+def _with_one_set(config: Config, name: str | None) -> Config:
+    """The config with the evaluation set of this name alone, or with its only one.
+
+    Raises:
+        ConfigError: There is none, none of this name, or none is named and there are several.
+    """
+    sets = config.data.evaluated
+    if not sets:
+        raise ConfigError("there is nothing to evaluate on", where="data.eval", remedy="name a dataset")
+    if name is None and len(sets) == 1:
+        return config
+    known = [each for each in sets if each]
+    if name is None:
+        what = f"data.eval has {len(sets)} sets, and one is evaluated at a time"
+        raise ConfigError(what, where="mmrl eval", possible=", ".join(known), remedy=f"name one: --on {known[0]}")
+    if name not in known:
+        what = f"data.eval has no set {name!r}" if known else "data.eval is one dataset, without a name"
+        remedy = suggestion(name, known) if known else "leave out --on"
+        raise ConfigError(what, where=f"--on {name}", possible=", ".join(known), remedy=remedy)
+    chosen = {name: sets[name]}
+    return config.model_copy(update={"data": config.data.model_copy(update={"eval": chosen})})
+
+
+def _decided(config: Config, options: Options) -> tuple[Config, EvaluationSet]:
+    """The config with the options in it, and how its only evaluation set is sampled."""
     for name, value, most in (
         ("samples", options.samples, 4096),
         ("max-new-tokens", options.max_new_tokens, 10**9),
@@ -181,35 +204,44 @@ def _decided(config: Config, options: Options) -> tuple[Config, Decoding]:
         if value is not None and not 1 <= value <= (most or value):
             up_to = "1 or more" if most is None else f"1 to {most}"
             raise ConfigError(f"--{name} is {value}", where="mmrl eval", possible=up_to)
-    temperature, sampler = options.temperature, config.sampler
-    if temperature is not None and temperature != 0 and not 0.01 <= temperature <= 10:
+    temperature = options.temperature
+    if temperature is not None and temperature != 0 and not LEAST_TEMPERATURE <= temperature <= 10:
         raise ConfigError(f"--temperature is {temperature}", where="mmrl eval", possible="0 (greedy), or 0.01 to 10")
-    sampler = sampler.model_copy(update={"temperature": temperature} if temperature else {})
-    if options.max_new_tokens is not None:
-        sampler = sampler.model_copy(update={"max_new_tokens": options.max_new_tokens})
-    trainer = config.trainer.model_copy(update={"eval_samples": options.samples or config.trainer.eval_samples})
-    config = config.model_copy(update={"sampler": sampler, "trainer": trainer})
-    decoding = Decoding.of(config)
-    if temperature is not None:
-        decoding = Decoding(decoding.num_samples, temperature)
-    if decoding.temperature == 0 and decoding.num_samples > 1:
+    (known,) = config.evaluations.values()
+    if temperature is None and isinstance(known.spec, EvaluationSpec):
+        temperature = known.spec.temperature
+    count, most = options.samples or known.num_samples, options.max_new_tokens or known.max_new_tokens
+    if temperature is None:
+        temperature = 0.0 if count == 1 else config.sampler.temperature
+    how = replace(known, num_samples=count, temperature=temperature, max_new_tokens=most)
+    if how.temperature == 0 and how.num_samples > 1:
         raise ConfigError(
-            f"{decoding.num_samples} greedy completions of a prompt are all the same",
-            where="--temperature 0",
+            f"{how.num_samples} greedy completions of a prompt are all the same",
+            where="--temperature 0" if options.temperature == 0 else f"{how.key}.temperature: 0",
             remedy="ask for one completion (--samples 1), or for a temperature above 0",
         )
-    return config, decoding
+    return _as_sampled(config, how), how
 
 
-def _settings(config: Config, decoding: Decoding, options: Options, precision: str) -> dict[str, Any]:
+def _as_sampled(config: Config, how: EvaluationSet) -> Config:
+    """The config of an engine that samples one evaluation set alone."""
+    sampler = {"max_new_tokens": how.max_new_tokens} | ({"temperature": how.temperature} if how.temperature else {})
+    config = config.model_copy(update={"sampler": config.sampler.model_copy(update=sampler)})
+    if not how.name:
+        return config
+    own = {how.name: how.spec.model_copy(update={"max_new_tokens": None})}
+    return config.model_copy(update={"data": config.data.model_copy(update={"eval": own})})
+
+
+def _settings(config: Config, how: EvaluationSet, options: Options, precision: str) -> dict[str, Any]:
     """Settings that the completions depend on, without files' content."""
-    assert config.data.eval is not None
     environment = {} if config.environment is None else {"environment": _as_decided(config.environment, "environment")}
     return {
         "mmrl": __version__,
-        "dataset": config.data.eval.source,
-        "samples": decoding.num_samples,
-        "temperature": decoding.temperature,
+        **({"on": how.name} if how.name else {}),
+        "dataset": how.spec.source,
+        "samples": how.num_samples,
+        "temperature": how.temperature,
         "max_new_tokens": config.sampler.max_new_tokens,
         "limit": options.limit,
         "seed": config.trainer.seed,
@@ -218,7 +250,7 @@ def _settings(config: Config, decoding: Decoding, options: Options, precision: s
         "precision": precision,
         "min_pixels": config.data.min_pixels,
         "max_pixels": config.data.max_pixels,
-        "accuracy": config.accuracy,
+        "accuracy": how.accuracy,
         **environment,
     }
 
@@ -257,31 +289,35 @@ def _counts(groups: Sequence[ScoredGroup], dropped: int) -> dict[str, int]:
 
 
 def _estimates(
-    collector: Collector, groups: Sequence[ScoredGroup], values: Mapping[str, float] | None = None
+    collector: Collector,
+    how: EvaluationSet,
+    groups: Sequence[ScoredGroup],
+    values: Mapping[str, float] | None = None,
 ) -> Estimates:
     batch = collector.batch(groups)
-    values = collector.evaluation_metrics(batch) if values is None else values
-    return estimates(groups, batch, values, collector.accuracy_of)
+    return estimates(groups, batch, evaluation_metrics(batch, how) if values is None else values, how.judge)
 
 
-def _by_source(collector: Collector, groups: Sequence[ScoredGroup]) -> dict[str, tuple[int, Estimates]]:
+def _by_source(
+    collector: Collector, how: EvaluationSet, groups: Sequence[ScoredGroup]
+) -> dict[str, tuple[int, Estimates]]:
     found = {}
     for source in dict.fromkeys(group.group.prompt.prompt.source for group in groups):
         own = [group for group in groups if group.group.prompt.prompt.source == source]
-        found[source] = len(own), _estimates(collector, own)
+        found[source] = len(own), _estimates(collector, how, own)
     return found
 
 
-def _ablation(collector: Collector, groups: Sequence[ScoredGroup], blank: Evaluation) -> Ablation:
+def _ablation(collector: Collector, how: EvaluationSet, groups: Sequence[ScoredGroup], blank: Evaluation) -> Ablation:
     names = {group.group.prompt.id for group in blank.groups}
     own = [group for group in groups if group.group.prompt.id in names]
     batches = collector.batch(own), collector.batch(blank.groups)
-    wanted = rewards_by_metric(batches[0], collector.accuracy_of)
+    wanted = rewards_by_metric(batches[0], how.judge)
     pictures, without = (
-        {name: estimate for name, estimate in _estimates(collector, each).items() if name in wanted}
+        {name: estimate for name, estimate in _estimates(collector, how, each).items() if name in wanted}
         for each in (own, blank.groups)
     )
-    return Ablation(len(own), pictures, without, differences(*batches, collector.accuracy_of))
+    return Ablation(len(own), pictures, without, differences(*batches, how.judge))
 
 
 def _show(kind: str, **fields: Any) -> None:

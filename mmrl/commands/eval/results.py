@@ -106,7 +106,8 @@ class Results:
         yield f"model   {self.model}{step}"
         how = "greedy" if settings["temperature"] == 0 else f"at temperature {settings['temperature']:g}"
         prompts, many = plural(counts["prompts"], "prompt"), plural(settings["samples"], "completion")
-        yield f"data    {settings['dataset']}: {prompts}, {many} each, {how}, seed {settings['seed']}"
+        dataset = f"{settings['on']} ({settings['dataset']})" if "on" in settings else settings["dataset"]
+        yield f"data    {dataset}: {prompts}, {many} each, {how}, seed {settings['seed']}"
         notes = [f"{counts[name]} {text}" for name, text in _NOTES.items() if counts[name]]
         if notes:
             yield f"note    {', '.join(notes)}"

@@ -252,7 +252,7 @@ class _Forecast:
 
     def _footprint(self, config: Config) -> Footprint:
         rows = [row for rank in self._work(config).rows for row in rank]
-        return self.model.footprint(config, rows, self.longest_prompt + config.max_completion_tokens)
+        return self.model.footprint(config, rows, self.longest_prompt + config.max_sampled_tokens)
 
     def _learner(self) -> None:
         config, found = self.config, self.footprint
@@ -301,7 +301,7 @@ class _Forecast:
         sampler = self.config.sampler
         weights = self.footprint.sampler_weights
         per_token = self.model.cache_bytes_per_token(self.config)
-        longest = self.longest_prompt + self.config.max_completion_tokens
+        longest = self.longest_prompt + self.config.max_sampled_tokens
         memory, cache = self._memory(), None
         if sampler.name != "vllm":
             cache = None

@@ -64,7 +64,7 @@ def sampler_memory(config: Config, folder: ModelFolder, width: int) -> SamplerMe
     limits = device.sampler_arguments(
         "cuda",
         config.sampler.gpu_memory_utilization,
-        length := config.data.max_prompt_tokens + config.max_completion_tokens,
+        length := config.data.max_prompt_tokens + config.max_sampled_tokens,
         num_sequences(config),
     )
     limits |= config.sampler.engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count, groupby
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from mmrl.config.evaluation_names import WORD
 from mmrl.errors import DataError
 from mmrl.rollout.records.episodes import episode_of, image_of, segments_of
 from mmrl.rollout.records.lines import plain_record
@@ -171,13 +172,23 @@ def recorded_steps(run: Path) -> dict[int, Path]:
     return _numbered(run / "rollouts", "step")
 
 
-def recorded_evaluations(run: Path, *, blank: bool = False) -> dict[int, Path]:
+def recorded_evaluations(run: Path, name: str = "", *, blank: bool = False) -> dict[int, Path]:
     """The file of each evaluation that a run has recorded, by step, in order.
 
     Args:
+        name: The evaluation set's name; empty for that of a run that has only one.
         blank: True for those of prompts whose images were blank.
     """
-    return _numbered(run / EVALUATIONS, "blank" if blank else "step")
+    return _numbered(run / EVALUATIONS / name, "blank" if blank else "step")
+
+
+def evaluation_names(run: Path) -> list[str]:
+    """The names of the evaluation sets that a run has recorded, in their order; empty for one without a name."""
+    folder = run / EVALUATIONS
+    with suppress(OSError):
+        names = sorted(each.name for each in folder.iterdir() if each.is_dir() and WORD.fullmatch(each.name))
+        return [*([""] if _by_name(folder) else []), *names]
+    return []
 
 
 def _numbered(folder: Path, word: str) -> dict[int, Path]:

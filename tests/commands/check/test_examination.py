@@ -329,7 +329,7 @@ def test_a_run_that_learns_from_demonstrations_has_numbers_of_its_own() -> None:
         "cluster": {"name": "ray", "ranks": 2},
     }
     config = from_mapping(plain)
-    learned = Arithmetic(config, [("table", 200, 1.0)], 10**6, 0, samples=False)
+    learned = Arithmetic(config, [("table", 200, 1.0)], 10**6, {}, samples=False)
     assert learned.lines() == [
         "16 demonstrations a step; 2 optimizer steps of 8",
         "10 steps = 0.8 epochs of 200 rows, 20 optimizer steps",
@@ -338,8 +338,10 @@ def test_a_run_that_learns_from_demonstrations_has_numbers_of_its_own() -> None:
     assert list(learned.warnings()) == [] and "completions_per_step" not in learned.data()
     room = disk(config, 1000, [10], 0, demonstrated=50.0)
     assert room.rollouts == 160 * (50 * 32 + 10 * 8) + 10 * 20_000 < disk(config, 1000, [10], 0).rollouts / 8
-    assert disk(config, 1000, [10], 0, demonstrated=50.0, evaluated=3).rollouts > room.rollouts
-    sampled = Arithmetic(config, [("table", 200, 1.0)], 10**6, 0)
+    data = {"train": {"name": "table"}, "eval": {"name": "table"}}
+    evaluating = from_mapping({**plain, "data": data, "rewards": [{"name": "right"}]})
+    assert disk(evaluating, 1000, [10], 0, demonstrated=50.0, evaluated={"": 3}).rollouts > room.rollouts
+    sampled = Arithmetic(config, [("table", 200, 1.0)], 10**6, {})
     assert sampled.lines()[0] == "16 prompts x 8 = 128 completions a step; 2 optimizer steps of 64"
     assert len(list(sampled.warnings())) == 1
 

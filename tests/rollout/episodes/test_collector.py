@@ -159,7 +159,7 @@ def test_a_step_has_scores_turns_and_metrics_of_its_episodes(collecting):
 
 def test_an_environment_alone_scores(collecting):
     step = collecting(FOUR, max_turns=2, rewards=False, weights={ENVIRONMENT: 10.0})
-    assert step.collector.accuracy_of == ENVIRONMENT
+    assert step.config.accuracy == ENVIRONMENT
     batch = step.collector.batch(step.train().groups)
     assert batch.rewards.tolist() == [30.0 + 8, 10.0 + 10, 0.0, 10.0 + 6]
     assert [*batch.components] == [ENVIRONMENT, "length"]
@@ -195,7 +195,7 @@ def test_an_evaluation_plays_episodes_of_its_own_seeds(collecting):
         ("eval/p1", 0): ["dice", "use x", "end"],
     }
     step = collecting(scripts, max_turns=3)
-    found = step.collector.evaluate(step.prompts)
+    found = step.collector.evaluate(step.prompts, step.config.evaluations[""])
     assert found.metrics["eval/accuracy"] == 1.0
     assert found.metrics[f"eval/{ENVIRONMENT}_mean"] == 1.0
     assert found.metrics["eval/episode/turns_mean"] == 2.0
