@@ -191,6 +191,8 @@ def evaluate(
     temperature: float | None = None,
     max_new_tokens: int | None = None,
     limit: int | None = None,
+    best_of: int | None = None,
+    by: str | None = None,
     blank_images: bool = False,
     output: str | Path | None = None,
 ) -> Evaluation:
@@ -204,6 +206,8 @@ def evaluate(
         samples: Completions of each prompt; more than one adds pass@k and majority@k.
         temperature: 0 is greedy; by default greedy for one completion, else ``sampler.temperature``.
         limit: Number of prompts, from the first on.
+        best_of: Also tell of the best of n completions, for each n up to this one: ``data["best_of"]``.
+        by: The component that chooses the best one, or a reward as ``--by`` names one.
         blank_images: Evaluate with grey images in place of the prompts' own, too.
         output: A folder for completions and results; the same call goes on there.
 
@@ -218,6 +222,8 @@ def evaluate(
         "temperature": temperature,
         "max_new_tokens": max_new_tokens,
         "limit": limit,
+        "best_of": best_of,
+        "by": by,
         "blank_images": blank_images,
         "output": None if output is None else str(output),
     }

@@ -135,7 +135,7 @@ class EvaluationSet:
 
 
 def own_judges(specs: Mapping[str, DatasetSpec]) -> dict[str, str]:
-    """What tells right from wrong in each set that says so itself, by the dotted key that says it."""
+    """The judge of right and wrong of each set that names one, by the dotted key that does."""
     said = {key_of(name): spec.metric for name, spec in specs.items() if isinstance(spec, EvaluationSpec)}
     return {f"{key}.metric": metric for key, metric in said.items() if metric is not None}
 

@@ -235,7 +235,7 @@ _NO_LISTS: Mapping[str, str] = {
     "data.train": "name one dataset here, and those to mix with it in data.mix: [{name: ...}, ...]",
     "data.eval": _SEVERAL,
 }
-"""What to write in place of a list of datasets."""
+"""The form to write in place of a list of datasets."""
 _WORDING: Mapping[str, str] = {
     "dict_type": "should be a mapping such as {KEY: VALUE}",
     "tuple_type": "should be a list",

@@ -15,6 +15,7 @@ from typing import Any
 from jinja2 import Environment, TemplateError
 from pydantic import ValidationError
 
+from mmrl.config.foreign_datasets import by_name, dataset_at, places
 from mmrl.config.plugin_specs import RewardSpec
 from mmrl.config.sections import Config
 from mmrl.config.synonyms import Synonym, spelled, synonym
@@ -229,10 +230,9 @@ class _Translator:
         # Their default is named though rows may have no such column; mmrl finds one of that name.
         columns = {role: column for role, column in named.items() if (role, column) != ("images", "images")}
         for part, key in (("train", "data.train_files"), ("eval", "data.val_files")):
-            if files := self._get(key, str):
-                path, _, split = files.partition("@")
-                value = {"name": name, "path": path, **({"split": split} if split else {}), **columns}
-                self._put(f"data.{part}", value, key)
+            found = {place: dataset_at(name, place, columns) for place in places(self._get(key, str, list))}
+            if len(found) == 1 or (found and part == "eval"):
+                self._put(f"data.{part}", by_name(found) if len(found) > 1 else next(iter(found.values())), key)
             else:
                 self._leave(key, f"one path in data.{part}.path, and for training others in data.mix")
         if self._has("data.train"):

@@ -103,7 +103,7 @@ class RunFacts:
 
     @property
     def judges(self) -> dict[str, str | None]:
-        """What tells right from wrong in each evaluation set, by what its metrics have before their own names:
+        """``accuracy`` of each evaluation set, by the part of its metrics' names that stands before their own:
         ``NAME/`` in ``eval/NAME/accuracy``, and nothing in ``eval/accuracy``."""
         return {f"{name}/": judge for name, judge in self.evaluations.items()} or {"": self.accuracy}
 

@@ -93,6 +93,34 @@ def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
     return float(1 - np.prod(1 - k / np.arange(num_samples - num_right + 1, num_samples + 1)))
 
 
+def best_of_n(chosen_by: FloatArray, values: FloatArray, most: int) -> FloatArray:
+    """(most,) the expected value of the best of n completions, drawn from all N without replacement, for n = 1, 2, ...
+
+    The best one is that of the highest score; completions that tie for it are chosen with equal chances. Each is the
+    mean over every subset of size n, so it has no bias: ``sum_i C(i - 1, n - 1) / C(N, n) v_(i)`` for values in the
+    order of their scores (Nakano et al., arXiv:2112.09332; Gao et al., arXiv:2210.10760).
+
+    A block of equal scores that ends at place ``u`` and begins after place ``l`` has the weight ``q(u) - q(l)``, with
+    ``q(u) = C(u, n) / C(N, n)``, and the mean of its values: by symmetry each of its completions is chosen as often.
+    With scores that are the values, 0 or 1, this is ``pass_at_k``.
+
+    Args:
+        chosen_by: (N,) the score of each completion, by which the best one is chosen.
+        values: (N,) the value of each.
+        most: At most N.
+    """
+    scores, values = np.asarray(chosen_by, np.float64), np.asarray(values, np.float64)
+    assert len(scores) == len(values) and 1 <= most <= len(scores)
+    _, blocks, sizes = np.unique(scores, return_inverse=True, return_counts=True)
+    means = np.bincount(blocks, weights=values) / sizes
+    ends = np.concatenate([[0], np.cumsum(sizes)]).astype(np.float64)
+    shares, expected = np.ones(len(ends)), np.zeros(most)
+    for drawn in range(most):  # q of one completion more
+        shares = shares * np.maximum(ends - drawn, 0) / (len(scores) - drawn)
+        expected[drawn] = np.diff(shares) @ means
+    return expected
+
+
 def majority_at_k(answers: Sequence[Hashable | None], scores: FloatArray, k: int) -> float:
     """The expected score of the answer that most of ``k`` completions give, drawn from all of them without replacement.
 

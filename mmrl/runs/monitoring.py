@@ -162,7 +162,7 @@ def facts_of(config: Config) -> RunFacts:
 
 
 def judges_of(config: Config) -> dict[str, str]:
-    """What tells right from wrong in each evaluation set that has a name."""
+    """The component that tells right from wrong, for each evaluation set that has a name."""
     return {name: each.judge for name, each in config.evaluations.items() if name}
 
 

@@ -446,6 +446,17 @@ def test_each_estimator_of_easyr1_becomes_a_config_that_clips_and_has_its_kl(
     assert has_no_clip != (options.get("clip_high") == 0.28)
 
 
+def test_several_files_to_evaluate_on_are_sets_by_their_names() -> None:
+    files = ["data/geo.parquet", "owner/charts@test", "owner/charts@val", "8.jsonl", "name.csv"]
+    found = of({"data": {"val_files": files, "prompt_key": "question"}, "trainer": {"val_freq": 5}}).values
+    evaluated = found["data"]["eval"]
+    assert [*evaluated] == ["geo", "charts", "charts_3", "set_8", "set_name"]
+    assert evaluated["charts_3"] == {"name": "files", "path": "owner/charts", "split": "val", "prompt": "question"}
+    assert found["trainer"] == {"eval_every": 5}
+    assert of({"data": {"val_files": ["x.parquet"]}}).values["data"]["eval"] == {"name": "files", "path": "x.parquet"}
+    assert left({"data": {"val_files": [{"path": "x"}]}}) == {"data.val_files": [{"path": "x"}]}
+
+
 def test_values_of_evaluations_as_text_are_listed() -> None:
     theirs = {
         "data": {"val_files": "x"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from itertools import combinations
 from statistics import NormalDist
 
@@ -12,6 +13,7 @@ import pytest
 
 from mmrl.ops.estimation import (
     Z,
+    best_of_n,
     clustered_error,
     majority_at_k,
     mean_estimate,
@@ -38,6 +40,34 @@ def test_pass_at_k_is_the_mean_over_all_subsets():
 
 def test_pass_at_k_of_thousands_is_a_number():
     assert pass_at_k(4096, 1, 2048) == pytest.approx(0.5)
+
+
+def chosen(scores: Sequence[float], values: Sequence[float], subset: Sequence[int]) -> float:
+    """The mean value of the subset's completions with the highest score."""
+    best = max(scores[place] for place in subset)
+    return float(np.mean([values[place] for place in subset if scores[place] == best]))
+
+
+@pytest.mark.parametrize("kinds", [1, 2, 3, 100])
+def test_the_best_of_n_is_the_mean_over_all_subsets(kinds):
+    """Scores of so many kinds tie for the highest with each other, or seldom do."""
+    rng = np.random.default_rng(kinds)
+    for size in range(1, 8):
+        scores, values = rng.integers(0, kinds, size).astype(float), rng.normal(size=size)
+        expected = [
+            np.mean([chosen(scores, values, s) for s in combinations(range(size), n)]) for n in range(1, size + 1)
+        ]
+        assert best_of_n(scores, values, size) == pytest.approx(np.array(expected), abs=1e-12)
+
+
+def test_the_best_of_n_by_hand():
+    assert best_of_n(np.array([1.0, 2.0, 3.0]), np.array([5.0, 0.0, 2.0]), 3).tolist() == pytest.approx(
+        [7 / 3, 4 / 3, 2]
+    )
+    right = np.array([1.0, 0.0, 0.0, 1.0, 0.0])
+    assert best_of_n(right, right, 5) == pytest.approx([pass_at_k(5, 2, k) for k in range(1, 6)])
+    many = np.arange(4096.0)
+    assert best_of_n(many, many, 4096)[[0, 1, 4095]] == pytest.approx([2047.5, (2 * 4096 - 1) / 3, 4095])
 
 
 def test_majority_at_k_by_hand():

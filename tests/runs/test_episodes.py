@@ -54,7 +54,7 @@ def test_a_run_is_told_that_eager_answers_do_not_repeat(setup):
 def test_the_sampler_reserves_memory_for_images_of_prompts_and_of_observations(setup, family, most):
     """The ranks count from the spec of the run's setup; that of an evaluation holds its own prompts'."""
     made = setup(family)
-    made.prompts, made.evaluation = SimpleNamespace(max_images=2 if most else 0), None
+    made.prompts, made.evaluations = SimpleNamespace(max_images=2 if most else 0), {}
     assert made.engine_spec(made.algorithm).max_sequence_images == most
 
 

@@ -220,7 +220,7 @@ def test_rows_that_no_reward_scores_are_an_error_that_lists_both_sides(mixed):
         _ = mixed(["sums"], ["sums"]).training
     assert "sums (3), products (3)" in caught.value.where and "rewards for sums" in caught.value.possible
     with pytest.raises(ConfigError, match="no reward scores the rows of held"):
-        _ = mixed(["sums", "products"], ["sums"], limit=2).evaluation
+        _ = mixed(["sums", "products"], ["sums"], limit=2).evaluations
 
 
 def test_a_reward_for_rows_that_are_not_there_is_an_error(mixed):

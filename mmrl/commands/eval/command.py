@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mmrl.config.yaml_tree import Located
     from mmrl.system.signals import Interruption
 
-_OPTIONS = ("on", "samples", "temperature", "max_new_tokens", "limit", "blank_images", "output")
+_OPTIONS = ("on", "best_of", "by", "samples", "temperature", "max_new_tokens", "limit", "blank_images", "output")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, metavar="T", help=text)
     parser.add_argument("--max-new-tokens", type=int, metavar="N", help="instead of sampler.max_new_tokens")
     parser.add_argument("--limit", type=int, metavar="N", help="evaluate the first N prompts only")
+    text = "also the accuracy and the reward of the best of n completions, for each n up to N (at most --samples)"
+    parser.add_argument("--best-of", type=int, metavar="N", help=text)
+    text = "what chooses the best one: a component of a reward, or a reward ('model', 'f.py:name', '{name: ...}') that "
+    text += "needs not be the config's; by default the weighted sum"
+    parser.add_argument("--by", metavar="REWARD", help=text)
     text = "also sample the prompts with images with grey ones instead, and tell the difference"
     parser.add_argument("--blank-images", action="store_true", help=text)
     text = "keep completions and results there; the same command goes on after a kill, without sampling any twice"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmrl.cluster.process import prepare_process
+from mmrl.commands.eval.best_of import best_of, with_chooser
 from mmrl.commands.eval.estimates import Estimates, differences, estimates, rewards_by_metric
 from mmrl.commands.eval.output import OutputFolder, Samples
 from mmrl.commands.eval.results import Ablation, Results
@@ -53,6 +54,8 @@ class Options:
         blank_images: True to sample prompts with images also with blank ones.
         output: Where completions and results are kept.
         on: The evaluation set's name; needed if there are several.
+        best_of: Completions of which the best one is chosen.
+        by: The reward that chooses it, see ``with_chooser``; None for the weighted sum.
     """
 
     samples: int | None = None
@@ -62,6 +65,8 @@ class Options:
     blank_images: bool = False
     output: Path | None = None
     on: str | None = None
+    best_of: int | None = None
+    by: str | None = None
 
 
 def evaluate(
@@ -79,6 +84,7 @@ def evaluate(
     """
     interruption = interruption or Interruption()
     config, how = _decided(_with_one_set(config, options.on), options)
+    config, chooser = with_chooser(config, options.by)
     kind = prepare_process()
     from mmrl.engine.device import precision
 
@@ -123,6 +129,9 @@ def evaluate(
             metrics=_estimates(collector, how, whole.groups, whole.metrics),
             sources=_by_source(collector, how, whole.groups),
             ablation=_ablation(collector, how, whole.groups, run(blanks, "samples-blank.jsonl")) if blanks else None,
+            best_of=None
+            if options.best_of is None
+            else best_of(collector.batch(whole.groups), options.best_of, chooser, how.judge),
         )
         if output is not None:
             output.write_results(results.data())
@@ -198,6 +207,7 @@ def _decided(config: Config, options: Options) -> tuple[Config, EvaluationSet]:
     """The config with the options in it, and how its only evaluation set is sampled."""
     for name, value, most in (
         ("samples", options.samples, 4096),
+        ("best-of", options.best_of, 4096),
         ("max-new-tokens", options.max_new_tokens, 10**9),
         ("limit", options.limit, None),
     ):
@@ -210,7 +220,13 @@ def _decided(config: Config, options: Options) -> tuple[Config, EvaluationSet]:
     (known,) = config.evaluations.values()
     if temperature is None and isinstance(known.spec, EvaluationSpec):
         temperature = known.spec.temperature
-    count, most = options.samples or known.num_samples, options.max_new_tokens or known.max_new_tokens
+    count = options.samples or max(known.num_samples, options.best_of or 1)
+    if options.best_of is not None and not 2 <= options.best_of <= count:
+        possible = f"2 to {count}, the completions of each prompt (--samples)" if count > 1 else "2 or more"
+        raise ConfigError(f"--best-of is {options.best_of}", where="mmrl eval", possible=possible)
+    if options.by is not None and options.best_of is None:
+        raise ConfigError("--by chooses the best of several completions", where="--by", remedy="add --best-of N")
+    most = options.max_new_tokens or known.max_new_tokens
     if temperature is None:
         temperature = 0.0 if count == 1 else config.sampler.temperature
     how = replace(known, num_samples=count, temperature=temperature, max_new_tokens=most)

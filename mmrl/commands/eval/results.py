@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mmrl.commands.eval.best_of import BestOf
 from mmrl.commands.eval.episodes import REASONS, SECTION
 from mmrl.commands.eval.estimates import Estimates
 from mmrl.errors import plural
@@ -47,6 +48,7 @@ class Results:
         counts: Prompts, completions, and those that could not be used or scored.
         metrics: All prompts' metrics, with the names that a run logs.
         sources: Prompts and metrics of each source.
+        best_of: Curves of the best of n completions.
     """
 
     model: str
@@ -56,6 +58,7 @@ class Results:
     metrics: Estimates
     sources: Mapping[str, tuple[int, Estimates]]
     ablation: Ablation | None
+    best_of: BestOf | None = None
 
     def data(self) -> dict[str, Any]:
         """Everything, for a program; ``low`` and ``high`` are the ends of 95 % intervals, null where there is none."""
@@ -79,6 +82,7 @@ class Results:
                 "blank": _plain(ablation.blank),
                 "difference": _plain(ablation.difference),
             },
+            **({} if self.best_of is None else {"best_of": self.best_of.data()}),
         }
 
     def lines(self) -> Iterator[str]:
@@ -94,6 +98,9 @@ class Results:
             if rows := _at_k(self.metrics, title, what):
                 yield ""
                 yield from table(rows, "<>")
+        if self.best_of is not None:
+            yield ""
+            yield from table(_best_rows(self.best_of), "<>")
         if self.ablation is not None:
             yield ""
             yield from table(_ablation_rows(self.ablation), "<>")
@@ -188,6 +195,12 @@ def _at_k(metrics: Estimates, title: str, what: str) -> list[list[str]]:
     sizes = list(dict.fromkeys(k for row in found.values() for k in row))
     rows = [[name, *(_shown(row.get(k)) for k in sizes)] for name, row in found.items()]
     return [[title, *(f"k = {k}" for k in sizes)], *rows] if rows else []
+
+
+def _best_rows(found: BestOf) -> list[list[str]]:
+    """A row for each n."""
+    head = [f"best of n by {found.by}, {plural(found.prompts, 'prompt')}", "accuracy", "reward"]
+    return [head, *([f"n = {n}", _shown(accuracy), _shown(reward)] for n, accuracy, reward in found.points())]
 
 
 def _ablation_rows(ablation: Ablation) -> list[list[str]]:

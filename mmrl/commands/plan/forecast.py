@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mmrl.commands.plan.episodes import limit_lines, limits, longest_episode, observed_grids
+from mmrl.commands.plan.evaluations import evaluation_time
 from mmrl.commands.plan.proposal import propose
 from mmrl.commands.plan.workload import Example, Grid, Workload, workload
 from mmrl.config.sections import Config
@@ -398,22 +399,22 @@ class _Forecast:
         from mmrl.commands.plan.calibration import calibrate, estimate  # the engines
 
         found = calibrate(self.config, self.setup)
-        examples = self.examples
+        examples, mean = self.examples, max(round(found.completion_tokens) + self._inserted, 1)
         if self.samples:
-            mean = max(round(found.completion_tokens) + self._inserted, 1)
             examples = [replace(example, completion_tokens=mean) for example in examples]
-        work = self._workload(self.config, examples)
-        seconds = estimate(self.config, self.shape, self.training, work, found)
+        seconds = estimate(self.config, self.shape, self.training, self._workload(self.config, examples), found)
         data = {"measured": asdict(found), **{f"{n}_s": v for n, v in asdict(seconds).items()}, "step_s": seconds.step}
         lines = [
             f"about {seconds.step:.3g} s a step, an estimate: generate {seconds.generate:.3g}, log-probs "
             f"{seconds.logprob:.3g}, update {seconds.update:.3g}, weight sync {seconds.sync:.3g}",
             f"from {found.prompts} prompts on one rank here: completions of {found.completion_tokens:.0f} tokens, "
-            f"{found.update_flops_per_s / 1e9:.4g} GFLOP/s in the update; scoring and evaluations come on top",
+            f"{found.update_flops_per_s / 1e9:.4g} GFLOP/s in the update; scoring comes on top",
         ]
+        evaluation, told = evaluation_time(self.setup, seconds.generate, len(self._step_examples()))
+        lines += told
         if self.config.environment is not None:
             lines.append("its completions had one turn; the environment, and what a turn waits for it, come on top")
-        self.report.add("time", data, lines)
+        self.report.add("time", data | evaluation, lines)
 
 
 def _millions(count: int) -> str:
