@@ -10,7 +10,6 @@ import base64
 import hashlib
 import json
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -35,6 +34,12 @@ _CURVES = 0.6
 """The share of the room that curves may take; those of more have fewer steps."""
 _TABLES = 0.5
 """The share of what is left then that tables of several runs' steps may take: groups get the rest."""
+_MOST_AHEAD, _READ_AHEAD = 8, 2**19
+"""Groups of a step that are read at a time, and their bytes."""
+_NAME = 100
+"""Characters of a run's name in a sentence."""
+_TOLD_STEPS = 20
+"""Steps that are inside and named."""
 _SENTENCES = 2000
 """Bytes for what is said of a run that is left out in part."""
 
@@ -93,8 +98,8 @@ def make_report(paths: Sequence[Path], steps: Sequence[int] | None = None, max_m
     held = _add_histories(report, pages, readable, max_mb)
     each = [_places(pages.runs[number], number, steps) for number in held]
     waves = (place for wave in zip_longest(*each) for place in wave if place is not None)
-    told = _add_steps(report, pages, list(waves), is_of_several=len(pages.runs) > 1)
-    _tell_rest(report, pages, held, told)
+    counts = _add_steps(report, pages, list(waves), is_of_several=len(pages.runs) > 1)
+    _tell_rest(report, pages, held, counts)
     return report
 
 
@@ -144,68 +149,79 @@ def _places(run: ViewedRun, number: int, steps: Sequence[int] | None) -> list[st
     return [f"run/{number}/{kind}/{step}" for kind, step in places]
 
 
-def _add_steps(report: PageReport, pages: Pages, places: Sequence[str], *, is_of_several: bool) -> dict[str, list[str]]:
+def _add_steps(report: PageReport, pages: Pages, places: Sequence[str], *, is_of_several: bool) -> dict[str, list[int]]:
     """Add the tables of steps and then their groups, one of each step in turn, until there is no room.
 
     Returns:
-        Sentences on those that are not inside, by the run's number.
+        The numbers of groups that are inside and that there are, for each table that is inside.
     """
-    waiting: dict[str, Iterator[int]] = {}
+    waiting: dict[str, Iterator[tuple[str, Document]]] = {}
     counts: dict[str, list[int]] = {}
-    lacking = defaultdict[str, list[str]](list)
     kept = int(report.room * (1 - _TABLES)) if is_of_several else 0
     for place in places:
         table = pages.document(place)
         if not report.add(place, table, None, kept):
-            if is_of_several:  # the runs' first tables have come first; reading all the others would take minutes
+            if is_of_several:  # each run's first tables have come first; reading all the others would take minutes
                 break
-            _, number, kind, step = place.split("/")
-            lacking[number].append(f"{kind} {step}: its table is larger than the room that was left")
+            kind, step = place.split("/")[2:]
+            report.left_out.append(f"{kind} {step}: its table is larger than the room that was left")
         elif "groups" in table:
             numbers = [each["group"] for each in table["groups"]]
-            waiting[place], counts[place] = iter(numbers), [0, len(numbers)]
+            waiting[place], counts[place] = _group_documents(pages, place, numbers), [0, len(numbers)]
     while waiting:
         for place in list(waiting):
-            group = next(waiting[place], None)
-            if group is None or not _add_group(report, pages, place, group):
+            found = next(waiting[place], None)
+            if found is None or not report.add(*found, thumbnails(pages.run(place.split("/")[1]), found[1])):
                 del waiting[place]
             else:
                 counts[place][0] += 1
-    for place, (held, there) in counts.items():
-        if held < there:
-            _, number, kind, step = place.split("/")
-            lacking[number].append(f"{kind} {step}: {there - held} of {there} groups, which did not fit")
-    return lacking
+    return counts
 
 
-def _add_group(report: PageReport, pages: Pages, place: str, group: int) -> bool:
-    resource = f"{place}/group/{group}"
-    try:
-        document = pages.document(resource)
-    except NotThere as error:  # a group whose number no address can have
-        document = {"problem": str(error)}
-    return report.add(resource, document, thumbnails(pages.run(place.split("/")[1]), document))
+def _group_documents(pages: Pages, place: str, numbers: Sequence[int]) -> Iterator[tuple[str, Document]]:
+    """The document of each group of a step, with its resource, some read at a time: they lie beside each other."""
+    found: list[tuple[str, Document]] = []
+    for count, number in enumerate(numbers, start=1):
+        resource = f"{place}/group/{number}"
+        try:
+            document = pages.document(resource)
+        except NotThere as error:  # a group whose number no address can have
+            document = {"problem": str(error)}
+        found.append((resource, document))
+        if len(found) * len(json.dumps(document)) > _READ_AHEAD or len(found) == _MOST_AHEAD or count == len(numbers):
+            yield from found
+            found = []
 
 
-def _tell_rest(report: PageReport, pages: Pages, held: Sequence[int], lacking: Mapping[str, Sequence[str]]) -> None:
+def _tell_rest(report: PageReport, pages: Pages, held: Sequence[int], counts: Mapping[str, Sequence[int]]) -> None:
     """Tell the things that are not inside: a sentence for each, or one for each of several runs."""
     for number, run in enumerate(pages.runs):
-        found = [*lacking.get(str(number), ()), *_rest_of(report, run, number)] if number in held else []
+        groups = {place: of for place, of in counts.items() if place.startswith(f"run/{number}/")}
         if len(pages.runs) == 1:
-            report.left_out += found
+            report.left_out += [*_lacking_groups(groups), *_rest_of(report, run, number)]
         elif run.problem is not None:
-            report.left_out.append(f"{run.name}: {run.problem}".replace(str(run.path), run.shown_path))
-        elif found:
-            report.left_out.append(f"{run.name}: {'; '.join(found)}"[: _SENTENCES // 8])
+            report.left_out.append(f"{run.name[-_NAME:]}: {run.problem}".replace(str(run.path), run.shown_path))
+        elif number in held:
+            inside, there = (sum(of[place] for of in groups.values()) for place in (0, 1))
+            some = [f"{there - inside} of {there} groups of the tables inside"] if inside < there else []
+            if found := [*_rest_of(report, run, number), *some]:
+                report.left_out.append(f"{run.name[-_NAME:]}: {'; '.join(found)}")
     if any(each.startswith(SHRUNK) for each in report.media.values()):
         report.left_out.append(f"large pictures: they have at most {SIDE} pixels a side here")
+
+
+def _lacking_groups(counts: Mapping[str, Sequence[int]]) -> Iterator[str]:
+    for place, (held, there) in counts.items():
+        if held < there:
+            yield f"{' '.join(place.split('/')[2:])}: {there - held} of {there} groups, which did not fit"
 
 
 def _rest_of(report: PageReport, run: ViewedRun, number: int) -> Iterator[str]:
     known = list(run.files("step"))
     inside = [step for step in known if f"run/{number}/step/{step}" in report.documents]
     if others := len(known) - len(inside):
-        names = ", ".join(map(str, inside)) or "none"
+        names = ", ".join(map(str, inside[:_TOLD_STEPS])) or "none"
+        names += f" and {len(inside) - _TOLD_STEPS} more" if len(inside) > _TOLD_STEPS else ""
         yield f"rollouts of {others} of {len(known)} recorded steps (inside: {names}); --step N chooses"
     for kind, name in (("evaluation", "evaluations"), ("blank", "evaluations with blank pictures")):
         files = list(run.files(kind))

@@ -23,6 +23,8 @@ _OF_ROLLOUTS = (
 )
 _TABLES = 4
 """Tables of steps that are kept, 10 MB for 10,000 rollouts."""
+_SENT_TABLES = 64
+"""Those that are kept for a report, which holds them itself."""
 _PROMPTS = 20_000
 """Steps whose prompts are known, 8 bytes for each group."""
 _TOLERANCE = 1e-8
@@ -59,7 +61,7 @@ def step_index(run: ViewedRun, kind: str, step: int) -> StepIndex:
         ("index", kind),
         file,
         lambda: StepIndex(step, kind, run.pages(kind, step).index(_OF_GROUP, _OF_ROLLOUTS), accuracy),
-        of=_TABLES,
+        of=_SENT_TABLES if run.is_sent else _TABLES,
     )
 
 

@@ -15,31 +15,39 @@ _MOST = 2**16
 def thinned(documents: Mapping[str, Document], room: int) -> tuple[dict[str, Document], int]:
     """Documents of metrics that take no more than so many bytes of JSON, all with one step of as many.
 
-    The last step is kept, and as long as that fits the steps of metrics that fewer than half of the steps have, such as
-    those of evaluations.
+    The last step is kept, and those of metrics that fewer than half of the steps have, such as evaluations, unless they
+    alone take more.
 
     Returns:
         The documents, and the number of steps of which one is kept.
     """
-    every, found, size = 1, dict(documents), _size(documents)
-    while size > room and every < _MOST:
-        every = math.ceil(every * max(size / max(room, 1), 1.2))
-        found = {name: _with_steps(each, every) for name, each in documents.items()}
-        size = _size(found)
+    size = _size(documents)
+    if size <= room:
+        return dict(documents), 1
+    for keeps_rare in (True, False):
+        every = max(2, math.ceil(size / max(room, 1)))
+        while every <= _MOST:
+            found = {name: _with_steps(each, every, keeps_rare) for name, each in documents.items()}
+            if _size(found) <= room:
+                return found, every
+            every += max(1, every // 4) if every < max(map(_steps_of, documents.values())) else _MOST
     return found, every
+
+
+def _steps_of(document: Document) -> int:
+    return len(document.get("steps", ()))
 
 
 def _size(documents: Mapping[str, Document]) -> int:
     return sum(len(json.dumps(each)) for each in documents.values())
 
 
-def _with_steps(document: Document, every: int) -> Document:
+def _with_steps(document: Document, every: int, keeps_rare: bool) -> Document:
     steps, curves = document.get("steps", []), document.get("curves", {})
     kept = {*range(0, len(steps), every), len(steps) - 1} & set(range(len(steps)))
-    rare = {
-        place for curve in curves.values() if _is_rare(curve) for place, value in enumerate(curve) if value is not None
-    }
-    places = sorted(kept | rare if len(rare) <= len(kept) else kept)
+    rare = [curve for curve in curves.values() if keeps_rare and _is_rare(curve)]
+    kept |= {place for curve in rare for place, value in enumerate(curve) if value is not None}
+    places = sorted(kept)
     return {
         **document,
         "steps": [steps[place] for place in places],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mmrl.runs.directory import RunDirectory
+from mmrl.viewer import pages
+from mmrl.viewer.overview import overview_document
 from mmrl.viewer.report import make_report
 from tests.viewer.browser import Viewer, served
 from tests.viewer.made_run import HOSTILE, make_run
@@ -225,6 +228,21 @@ def test_a_run_beside_a_sweep_and_one_that_cannot_be_read(driver: Chrome, sweep:
         assert viewer.count("path.band") == 2 and viewer.texts(".readout .of")[2] == "alone"
         assert "there is no run" in viewer.text("#main > .problem")
         viewer.complaints()
+
+
+def test_the_names_are_there_while_the_runs_are_read(
+    driver: Chrome, sweep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = threading.Event()
+    monkeypatch.setattr(pages, "overview_document", lambda runs: read.wait(20) and overview_document(runs))
+    with served(sweep) as server:
+        viewer = Viewer.opened(driver, server.url)
+        viewer.until(lambda: viewer.count("[aria-label=Runs] tbody tr") == 6, "the names")
+        assert viewer.text(".tools .quiet").startswith("Reading") and column(viewer, "Runs", "state")[0] == ""
+        read.set()
+        viewer.until(lambda: viewer.count("[aria-label=Settings] tbody tr") == 2, "the rest")
+        assert column(viewer, "Runs", "state")[:2] == ["done"] * 2
+        assert viewer.complaints() == []
 
 
 @pytest.mark.full

@@ -276,6 +276,10 @@ def test_several_runs_share_the_room_and_each_says_what_it_lacks(runs: tuple[Pat
             (sentence,) = [each for each in report.left_out if each.startswith(f"{name}: ")]
             inside = [step for step in (1, 2) if f"run/{number}/step/{step}" in report.documents]
             assert (len(inside) == 2) != (f"rollouts of {2 - len(inside)} of 2 recorded steps" in sentence)
+            groups = sum("/group/" in resource for resource in report.documents if f"run/{number}/" in resource)
+            tables = (kind for kind in ("step/1", "step/2", "evaluation/2", "blank/2"))
+            there = sum(5 if "step" in each else 3 for each in tables if f"run/{number}/{each}" in report.documents)
+            assert (groups == there) != (f"{there - groups} of {there} groups of the tables inside" in sentence)
     assert min(shares) > 0.5
 
 

@@ -6,6 +6,8 @@ import json
 from itertools import pairwise
 from typing import Any
 
+import pytest
+
 from mmrl.viewer.thinning import thinned
 
 
@@ -20,11 +22,12 @@ def test_curves_that_fit_are_left_as_they_are() -> None:
     assert thinned(documents, 10**6) == (documents, 1)
 
 
-def test_what_is_left_is_spread_and_has_the_last_step_and_all_evaluations() -> None:
+@pytest.mark.parametrize("share", [3, 10])
+def test_what_is_left_is_spread_and_has_the_last_step_and_all_evaluations(share: int) -> None:
     documents = {"a": document(400), "b": document(30), "empty": {"steps": [], "curves": {}, "problem": None}}
-    room = len(json.dumps(documents)) // 3
+    room = len(json.dumps(documents)) // share
     found, every = thinned(documents, room)
-    assert sum(len(json.dumps(each)) for each in found.values()) <= room and every > 1
+    assert sum(len(json.dumps(each)) for each in found.values()) <= room and every >= share
     steps = found["a"]["steps"]
     assert steps[0] == 0 and steps[-1] == 399 and max(b - a for a, b in pairwise(steps)) <= every
     assert [step for step in range(400) if step % 20 == 3] == [step for step in steps if step % 20 == 3]
