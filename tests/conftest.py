@@ -40,7 +40,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -48,17 +48,20 @@ import pytest
 from mmrl.config.load import from_mapping
 from mmrl.config.sections import Config
 from mmrl.types import EncodedPrompt, Message, Prompt, RawImage, Rollout, Sample, Segment
+from tests.cluster.process_ranks import ranks_forked_from
 from tests.faults.harness import Nursery
 from tests.proofs import RESULTS, Notary, note
-from tests.warm_workers import Template, forked_from
+from tests.warm_workers import Template, forked_from, freeze
 
 if TYPE_CHECKING:
     import torch
 
+    from mmrl.cluster.group import RankGroup
     from mmrl.data.images import MediaStore
     from mmrl.engine.network.family import Family
     from mmrl.engine.network.folder import ModelFolder
     from mmrl.engine.rank import RankEngine
+    from mmrl.engine.spec import EngineSpec
     from mmrl.engine.text.encoding import Encoder
 
 TEMPERATURE = 0.8
@@ -423,10 +426,33 @@ def mmrl() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.fixture(scope="session")
-def nursery(models: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    """A process that has imported vLLM and DeepSpeed, which takes longer than a tiny run, and forks itself for each."""
-    with Nursery(tmp_path_factory.mktemp("nursery"), models("qwen2"), real=True) as nursery:
+def warm_engines() -> Iterator[Template]:
+    """A process that has imported vLLM and DeepSpeed, which takes longer than a tiny run; the ranks' template."""
+    template = Template(["tests.warm_engines"])
+    yield template
+    template.close()
+
+
+@pytest.fixture(scope="session")
+def nursery(
+    warm_engines: Template, models: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Nursery]:
+    """A fork of the template that forks itself for each run."""
+    folder = tmp_path_factory.mktemp("nursery")
+    with Nursery(folder, models("qwen2"), real=True, template=warm_engines) as nursery:
         yield nursery
+
+
+@pytest.fixture(scope="session")
+def start_ranks(warm_engines: Template) -> Callable[[EngineSpec], RankGroup]:
+    """``start_engine`` for the config of a cluster, whose ranks are forks of the template."""
+    from mmrl.cluster.launch import start_engine
+
+    def start(spec: EngineSpec) -> RankGroup:
+        with ranks_forked_from(warm_engines):
+            return cast("RankGroup", start_engine(spec))
+
+    return start
 
 
 @pytest.fixture(scope="session")
@@ -482,11 +508,15 @@ def vision(bench: Callable[[str], Bench]) -> Bench:
 @pytest.fixture(scope="session")
 def start(vision: Bench) -> Iterator[Callable[..., RankEngine]]:
     """Builds a rank's engine in this process: as many learners and ``hf`` samplers as wanted, but one vLLM."""
+    import deepspeed  # noqa: F401 - before the freeze
+
+    import mmrl.engine.rank  # noqa: F401
     from mmrl.cluster.local import start_engine
     from mmrl.engine.spec import EngineSpec
     from mmrl.interfaces import Algorithm
     from mmrl_algorithms.grpo import GRPO
 
+    freeze()
     sampled = []
 
     def build(

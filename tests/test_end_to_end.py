@@ -133,10 +133,10 @@ def runs(
 
 
 @pytest.fixture(scope="module")
-def evaluated(runs: dict[str, Run], folder: Path, mmrl: Callable[..., Any]) -> dict[str, Any]:
+def evaluated(runs: dict[str, Run], folder: Path, warm_mmrl: Callable[..., Any]) -> dict[str, Any]:
     """The answer of ``mmrl eval`` for the first run's newest checkpoint, with its images and without."""
     words = ("--blank-images", "--output", folder / "evaluated", "--json")
-    process = mmrl("eval", "--model", runs["first"].path, *words)
+    process = warm_mmrl("eval", "--model", runs["first"].path, *words)
     assert process.returncode == 0, process.stderr
     answer: dict[str, Any] = json.loads(process.stdout)
     return answer
@@ -345,9 +345,10 @@ def test_blank_images_reach_the_model_as_grey_pixels(runs, evaluated, plain, fol
     assert evaluated["blank_images"]["difference"]["eval/even_mean"]["value"] == pytest.approx(difference)
 
 
-def test_recorded_completions_of_an_evaluation_can_be_scored_again(evaluated, folder, mmrl):
-    words = ("rewards", "test", f"{folder / 'reward.py'}:even", "--rollouts", folder / "evaluated", "--json")
-    tried = json.loads(mmrl(*words).stdout)
+def test_recorded_completions_of_an_evaluation_can_be_scored_again(evaluated, folder, capsys):
+    words = ["rewards", "test", f"{folder / 'reward.py'}:even", "--rollouts", str(folder / "evaluated"), "--json"]
+    assert main(words) == 0
+    tried = json.loads(capsys.readouterr().out)
     assert (tried["rollouts"], tried["compared"], tried["disagreements"]) == (8, 8, 0)
 
 

@@ -10,6 +10,7 @@ What is about the processes themselves keeps fresh ones: ``pytestmark = pytest.m
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import os
 import pickle
@@ -21,11 +22,12 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from mmrl.system import worker_process
 
+ROOT = str(Path(__file__).parents[1])
 MODULES = ("mmrl.rollout.rewards.worker", "mmrl.rollout.episodes.worker")
 SLOW = ("math_verify",)
 """What the reward of most tests imports, in two thirds of a second."""
@@ -33,7 +35,8 @@ CLONE = {"x86_64": 56, "aarch64": 220}
 """The number of the system call, by machine."""
 CLONE_PARENT = 0x8000
 BEGINNING = (
-    "import sys; sys.path[:] = sys.argv[2:]; from tests import warm_workers as w; w.serve(int(sys.argv[1]), w.SLOW)"
+    "import sys; n = int(sys.argv[2]) + 3; sys.path[:] = sys.argv[n:];"
+    "from tests import warm_workers as w; w.serve(int(sys.argv[1]), sys.argv[3:n])"
 )
 
 
@@ -43,14 +46,16 @@ class Template:
     Make it in the main thread: workers end with the thread that did.
 
     Args:
+        packages: Imported there beside MODULES.
         fork: Whether it is a fork of this process, which has imported MODULES and has no other thread.
     """
 
-    def __init__(self, *, fork: bool = False) -> None:
+    def __init__(self, packages: Sequence[str] = SLOW, *, fork: bool = False) -> None:
         self._socket, theirs = socket.socketpair()
         if not fork:
-            path = [str(Path(__file__).parents[1]), *(entry or os.getcwd() for entry in sys.path)]
-            command = [sys.executable, "-c", BEGINNING, str(theirs.fileno()), *path]
+            path = [ROOT, *(entry or os.getcwd() for entry in sys.path)]
+            counted = [str(len(packages)), *packages]
+            command = [sys.executable, "-c", BEGINNING, str(theirs.fileno()), *counted, *path]
             environment = os.environ | {"PYTHONHASHSEED": "0"}
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, env=environment, pass_fds=[theirs.fileno()]
@@ -80,7 +85,7 @@ class Template:
 
 
 class Worker:
-    """A worker as ``subprocess.Popen`` would show it, as far as ``WorkerProcess`` asks."""
+    """A worker as ``subprocess.Popen`` would show it, as far as ``WorkerProcess`` and ``ChildCommand`` ask."""
 
     def __init__(self, template: Template, command: Sequence[str], environment: Mapping[str, str]) -> None:
         module, *path = command[3:]
@@ -100,22 +105,33 @@ class Worker:
             self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self.returncode
 
+    def poll(self) -> int | None:
+        if self.returncode is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            self.wait()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
 
 @contextmanager
-def forked_from(template: Template) -> Iterator[None]:
-    """Make this process's workers forks of a template, as far as they are of MODULES."""
+def forked_from(
+    template: Template, modules: Sequence[str] = MODULES, starter: ModuleType = worker_process
+) -> Iterator[None]:
+    """Make the processes that a module of ours starts forks of a template, as far as they are of these modules."""
 
-    def popen(command: Sequence[str], *, env: Mapping[str, str], **options: Any) -> Any:
-        if command[3] in MODULES:
-            return Worker(template, command, env)
+    def popen(command: Sequence[str], *, env: Mapping[str, str] | None = None, **options: Any) -> Any:
+        if command[3] in modules:
+            return Worker(template, command, os.environ if env is None else env)
         return subprocess.Popen(command, env=env, **options)
 
-    before = worker_process.subprocess
-    worker_process.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": popen})  # type: ignore[assignment]
+    before = starter.subprocess
+    starter.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": popen})  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        worker_process.subprocess = before
+        starter.subprocess = before  # type: ignore[attr-defined]
 
 
 # In the template
@@ -123,19 +139,31 @@ def forked_from(template: Template) -> Iterator[None]:
 
 def serve(descriptor: int, packages: Sequence[str] = ()) -> None:
     """Fork a worker for each request, until there are no more; returns in a worker when it has nothing left to do."""
-    requests = socket.socket(fileno=descriptor)
+    requests, is_warm = socket.socket(fileno=descriptor), False
     while True:
         message, descriptors, *_ = socket.recv_fds(requests, 1, 4)
         if not message:
-            return
-        for module in (*MODULES, *packages):  # now: not all tests have workers
-            importlib.import_module(module)
+            os._exit(0)  # packages would take seconds to leave
+        if not is_warm:  # now: not all tests have workers
+            for module in (*MODULES, *packages):
+                importlib.import_module(module)
+            freeze()
+            is_warm = True
         if not _sibling():
             requests.close()
             _become(*descriptors)
             return
         for each in descriptors:
             os.close(each)
+
+
+def freeze() -> None:
+    """Keep what is imported out of later collections: with torch each takes half a second, and DeepSpeed asks for many.
+
+    Forks do not copy the pages of what no collection looks at.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _sibling() -> int:

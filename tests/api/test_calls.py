@@ -9,7 +9,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from mmrl.rollout.records import RecordedRollout
 from mmrl.rollout.records.paging import GroupPages, IndexedGroup
 from mmrl.types import Prompt, Rollout
 from tests.faults.runs import REWARDS, Runs, records
+from tests.warm_workers import forked_from
 
 ROOT = Path(__file__).parents[2]
 FUNCTIONS = {"check", "evaluate", "export", "load_run", "train"}
@@ -79,12 +81,18 @@ assert "torch" not in sys.modules
 
 
 @pytest.fixture
-def runs(tmp_path: Path, models: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Runs:
-    """Configs of runs that have the fake engine, in processes of their own."""
+def runs(
+    request: pytest.FixtureRequest, tmp_path: Path, models: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Runs]:
+    """Configs of runs that have the fake engine, in processes of their own; in the full tier forks of a warm one."""
     monkeypatch.syspath_prepend(ROOT)
     monkeypatch.setattr(child_command, "MODULE", "tests.faults.errands")
     monkeypatch.chdir(tmp_path)
-    return Runs(tmp_path, models("qwen2"))
+    with ExitStack() as forks:
+        if request.node.get_closest_marker("full"):
+            warm = request.getfixturevalue("warm_engines")
+            forks.enter_context(forked_from(warm, ["tests.faults.errands"], child_command))
+        yield Runs(tmp_path, models("qwen2"))
 
 
 def mapping(runs: Runs, **sections: Any) -> dict[str, Any]:

@@ -1,34 +1,81 @@
-"""Ranks as plain processes of this machine, in place of Ray's actors."""
+"""Ranks as plain processes of this machine, in place of Ray's actors: fresh ones, or forks of a warm template."""
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import pickle
+import signal
+import socket
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import zip_longest
+from multiprocessing.connection import Connection
 from typing import Any
 
-from mmrl.cluster.guard import Process
-from mmrl.cluster.ranks import RankLocation
+from mmrl.cluster import ray_ranks
+from mmrl.cluster.failures import DeadRankError
+from mmrl.cluster.guard import Process, watch
+from mmrl.cluster.process import host_meeting
+from mmrl.cluster.ranks import RankLocation, verb_of
 from mmrl.config.sections import ClusterConfig
+from mmrl.engine import device
+from mmrl.errors import MMRLError
+from mmrl.system.worker_process import python
+from tests.warm_workers import ROOT, Template
 
 
-def serve(pipe: Any, environment: Mapping[str, str]) -> None:
-    """Answer the driver's calls until it hangs up."""
-    os.environ.update(environment)  # before torch is imported
-    from mmrl.cluster.worker import RankWorker
+class RankProcess:
+    """A process that answers calls of its ``RankWorker``, and of functions that it can import.
 
-    worker = RankWorker()
-    while True:
+    Args:
+        environment: Its variables beside those of this process.
+        template: The process of which it is a fork; None for a fresh interpreter.
+    """
+
+    def __init__(self, environment: Mapping[str, str], template: Template | None = None) -> None:
+        self._pipe, theirs = multiprocessing.Pipe()
+        with theirs:
+            if template is None:
+                context = multiprocessing.get_context("spawn")
+                child = context.Process(target=answer, args=(theirs, environment), daemon=True)
+                child.start()
+                assert child.pid is not None
+                self.pid, self._wait = child.pid, child.join
+            else:
+                module, *path = python(__name__)[3:]
+                variables = {**os.environ, **environment}
+                request = {"module": module, "path": [ROOT, *path], "environment": variables, "folder": os.getcwd()}
+                self.pid = template.start(request, [theirs.fileno(), 1, 2])
+                self._wait = partial(os.waitpid, self.pid, 0)  # type: ignore[assignment]
+
+    def ask(self, method: str | Callable[..., Any], *args: Any) -> Any:
+        """The worker's answer, or ``method(worker, *args)``.
+
+        Raises:
+            EOFError: The process is gone.
+            MMRLError: As the worker raised it.
+            RuntimeError: It raised something else, whose traceback this is.
+        """
         try:
-            method, args = pipe.recv()
-        except EOFError:
-            return
-        try:
-            pipe.send((True, getattr(worker, method)(*args)))
-        except Exception as error:
-            pipe.send((False, error))
+            self._pipe.send_bytes(pickle.dumps((method, args)))
+            is_answer, found = pickle.loads(self._pipe.recv_bytes())
+        except OSError as error:
+            raise EOFError from error
+        if not is_answer:
+            raise found
+        return found
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        self._wait()
+        self._pipe.close()
 
 
 class ProcessRanks:
@@ -36,37 +83,123 @@ class ProcessRanks:
 
     Args:
         environments: Variables of each rank's process, beside those of this one.
+        template: As for ``RankProcess``.
     """
 
-    def __init__(self, config: ClusterConfig, environments: Sequence[Mapping[str, str]] = ()) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.locations = [RankLocation("node", "host", "127.0.0.1", Process.own()) for _ in range(config.ranks)]
-        self._threads = [ThreadPoolExecutor(1) for _ in self.locations]
-        self._pipes, self._children = [], []
-        for _, environment in zip_longest(self.locations, environments[: config.ranks], fillvalue={}):
-            here, there = context.Pipe()
-            self._children.append(context.Process(target=serve, args=(there, environment), daemon=True))
-            self._children[-1].start()
-            there.close()
-            self._pipes.append(here)
+    def __init__(
+        self, config: ClusterConfig, environments: Sequence[Mapping[str, str]] = (), template: Template | None = None
+    ) -> None:
+        pairs = zip_longest(range(config.ranks), environments[: config.ranks], fillvalue={})
+        self.processes = [RankProcess(environment, template) for _, environment in pairs]  # type: ignore[arg-type]
+        self._threads = [ThreadPoolExecutor(1) for _ in self.processes]
+        self._closing = threading.Event()
+        found = [self.call(rank, located) for rank in range(config.ranks)]
+        self.locations = [RankLocation("node", "host", "127.0.0.1", each.result()) for each in found]
 
-    def call(self, rank: int, method: str, *args: Any) -> Future[Any]:
+    def call(self, rank: int, method: str | Callable[..., Any], *args: Any) -> Future[Any]:
+        """As the protocol has it; ``method`` may be a function of the worker, too."""
         return self._threads[rank].submit(self._ask, rank, method, args)
 
-    def _ask(self, rank: int, method: str, args: tuple[Any, ...]) -> Any:
-        self._pipes[rank].send((method, args))
-        is_answer, found = self._pipes[rank].recv()
-        if not is_answer:
-            raise found
-        return found
+    def _ask(self, rank: int, method: str | Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        try:
+            return self.processes[rank].ask(method, *args)
+        except EOFError:
+            raise DeadRankError(rank, "host", verb_of(str(method)), "its process has ended") from None
+        except MMRLError as error:
+            error.where = f"{error.where} (rank {rank})".strip()
+            raise
+        except RuntimeError as error:
+            raise RuntimeError(f"rank {rank} failed:\n{error}") from None
 
     def watch(self, lost: Callable[[int], None]) -> None:
-        return
+        def look() -> None:
+            death = watch({rank: each.process for rank, each in enumerate(self.locations)})
+            if not self._closing.is_set():
+                lost(death.rank)
+
+        threading.Thread(target=look, daemon=True).start()
 
     def last_words(self, rank: int) -> str:
         return ""
 
     def close(self, folders: Any, *, wait: bool) -> None:
-        for child in self._children:
-            child.kill()
-            child.join()
+        self._closing.set()
+        for process in self.processes:
+            process.kill()
+
+
+def run_together(count: int, template: Template, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """The answers of ``function(worker, *args)`` in so many forks that find each other as torch's ranks.
+
+    All are ended as soon as one of them raises an error.
+    """
+    bound = socket.create_server(("127.0.0.1", 0))
+    port, meeting = bound.getsockname()[1], host_meeting(bound)
+    places = [
+        device.rank_variables("cpu", rank=rank, node_rank=rank, world_size=count, address="127.0.0.1", port=port)
+        for rank in range(count)
+    ]
+    processes = [RankProcess(place | {"GLOO_SOCKET_IFNAME": "lo"}, template) for place in places]
+    with ThreadPoolExecutor(count) as threads:
+        futures = [threads.submit(process.ask, function, *args) for process in processes]
+        ended, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        for process in processes:
+            process.kill()
+    del meeting  # ranks met there
+    failed = [future for future in ended if future.exception()]
+    return [future.result() for future in failed or futures]
+
+
+@contextmanager
+def ranks_forked_from(template: Template) -> Iterator[None]:
+    """Make the ranks of a cluster forks of a template, without Ray."""
+    before = ray_ranks.RayRanks
+    ray_ranks.RayRanks = partial(ProcessRanks, template=template)  # type: ignore[assignment, misc]
+    try:
+        yield
+    finally:
+        ray_ranks.RayRanks = before  # type: ignore[misc]
+
+
+def on_each(group: Any, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """The answers of ``function(worker, *args)`` on each rank of a group, which may work together."""
+    ranks: ProcessRanks = group._ranks
+    return [future.result() for future in [ranks.call(rank, function, *args) for rank in range(len(ranks.processes))]]
+
+
+# In the rank
+
+
+def located(_: Any) -> Process:
+    return Process.own()
+
+
+def serve() -> None:
+    """Be a rank, in a fork of a template; its pipe is the standard input."""
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    pipe = Connection(os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    answer(pipe, {})
+    os._exit(0)  # the template's libraries have nothing to finish here
+
+
+def answer(pipe: Any, environment: Mapping[str, str]) -> None:
+    """Answer the driver's calls until it hangs up."""
+    os.environ.update(environment)  # before torch is imported
+    from mmrl.cluster.worker import RankWorker
+
+    worker = RankWorker()
+    while True:
+        try:
+            method, args = pickle.loads(pipe.recv_bytes())
+        except EOFError:
+            return
+        reply: tuple[bool, Any]
+        try:
+            reply = True, (getattr(worker, method)(*args) if isinstance(method, str) else method(worker, *args))
+        except MMRLError as error:
+            reply = False, error
+        except Exception:
+            reply = False, RuntimeError(traceback.format_exc())
+        pipe.send_bytes(pickle.dumps(reply))

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from mmrl.cluster.launch import start_engine
 from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import Polled, SamplingRequest
 from mmrl.rollout.records import read_rollouts
-from tests.cluster.process_ranks import ProcessRanks
 from tests.engine import episodes
 
 pytestmark = pytest.mark.full
@@ -35,11 +33,10 @@ class Echo(Environment):
 
 
 @pytest.fixture(params=SAMPLERS)
-def group(request: Any, vision: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr("mmrl.cluster.ray_ranks.RayRanks", ProcessRanks)
+def group(request: Any, vision: Any, start_ranks: Callable[[EngineSpec], Any]) -> Iterator[Any]:
     cluster = {"name": "ray", "ranks": 2}
     config = vision.config(cluster=cluster, sampler=SAMPLERS[request.param])
-    group = start_engine(EngineSpec(config, vision.folder, vision.media, None, 2, with_sampler=True))
+    group = start_ranks(EngineSpec(config, vision.folder, vision.media, None, 2, with_sampler=True))
     yield group
     group.close()
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from mmrl.cluster.launch import start_engine
 from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import SamplingRequest
 from mmrl.interfaces import Aggregation
@@ -45,7 +44,7 @@ def gap(learner: Any, rollouts: list[Rollout]) -> float:
 
 
 @pytest.fixture(scope="module")
-def updated(bench: Callable[..., Any], ray_address: str) -> Callable[[str], Update]:
+def updated(bench: Callable[..., Any], start_ranks: Callable[[EngineSpec], Any]) -> Callable[[str], Update]:
     """A family's update, carried out when it is first asked for."""
 
     @functools.cache
@@ -54,11 +53,11 @@ def updated(bench: Callable[..., Any], ray_address: str) -> Callable[[str], Upda
         sampler = {"engine": {"kv_cache_memory_bytes": 2**26}, "tensor_parallel_size": 2} if shared else {"name": "hf"}
         learner = {"max_grad_norm": 1e9, "lr": 2e-3, "zero_stage": 3, "tokens_per_microbatch": 60}
         learner["deepspeed"] = EXPOSED | {"zero_optimization": SMALL}
-        cluster = {"name": "ray", "ranks": 2, "address": ray_address}
+        cluster = {"name": "ray", "ranks": 2}
         config = setting.config(learner=learner, cluster=cluster, sampler=sampler)
         spec = EngineSpec(config, setting.folder, setting.media, GRPO(GRPO.Config()), 2, with_sampler=True)
         requests = [SamplingRequest(prompt, 2, 0.8, 16, i << 16) for i, prompt in enumerate(setting.prompts)]
-        group = start_engine(spec)
+        group = start_ranks(spec)
 
         def sample() -> list[Rollout]:
             with group.sampling() as sampler:

@@ -92,9 +92,11 @@ def test_a_run_survives_the_death_of_a_rank(
     deadly: dict[str, Any],
     work: Path,
     household: Any,
+    warm_mmrl: Callable[..., Any],
     start_cluster: Callable[[int, int], str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The run that no rank leaves has forks as ranks."""
     monkeypatch.setenv("DEADLY", place)
     address = start_cluster(1, 1)
     settings = [f"algorithm.{key}={value}" for key, value in deadly.items()]
@@ -109,6 +111,8 @@ def test_a_run_survives_the_death_of_a_rank(
     assert re.match(r"rank \d is gone", restart["message"])  # the others may end with it
     attempts = [json.loads(line) for line in (broken / "attempts.jsonl").read_text().splitlines()]
     assert [attempt["exit_code"] for attempt in attempts if "exit_code" in attempt] == [5, 0]
-    again = household.run("train", "config.yaml", *settings, f"trainer.run_dir={unbroken}", folder=work)
+    name = f"algorithm.name={Path(deadly['marker']).with_name('site') / 'deadly.py'}:Deadly"
+    others = [each for each in settings if not each.startswith(("algorithm.name", "cluster.address"))]
+    again = warm_mmrl("train", "config.yaml", *others, name, f"trainer.run_dir={unbroken}", folder=work)
     assert again.returncode == 0, again.stderr
     assert_same(broken, unbroken)

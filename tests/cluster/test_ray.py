@@ -1,4 +1,4 @@
-"""Runs on two ranks of a Ray cluster of their own: what they compute, and how they fail."""
+"""Runs on two ranks, of a Ray cluster of their own or forks in its place: what they compute, and how they fail."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ import yaml
 from PIL import Image
 from safetensors.numpy import load_file
 
+from mmrl.cluster.launch import start_engine
 from mmrl.cluster.ray_ranks import RayRanks
 from mmrl.commands.cli import main
 from mmrl.config.sections import ClusterConfig
+from mmrl.engine.spec import EngineSpec
 from mmrl.errors import ResourceError
 from mmrl.types import RawImage
+from mmrl_algorithms.grpo import GRPO
 from mmrl_datasets.digits import write_digits
 from tests.conftest import Household
 from tests.faults.harness import is_held
@@ -173,10 +176,12 @@ LAYOUTS = {
 }
 """One rank, two with a sampler each, two with ZeRO 3 that share a sampler's layers, and two with a half of its layers
 each."""
+UNDER_RAY = ("two", "shared")
+"""The ranks of the others are forks, which start in a fraction of the time and compute the same."""
 
 
 @pytest.fixture(scope="module")
-def trained(folder: Path) -> Iterator[Callable[[str], Path]]:
+def trained(folder: Path, warm_mmrl: Callable[..., Any]) -> Iterator[Callable[[str], Path]]:
     """The quickstart's run in a layout, carried out when it is first asked for; it leaves no process and no memory."""
     household = Household()
 
@@ -184,7 +189,7 @@ def trained(folder: Path) -> Iterator[Callable[[str], Path]]:
     def train(name: str) -> Path:
         before = shared_memory()
         words = ("train", QUICKSTART, "images.yaml", f"trainer.run_dir={name}", *LAYOUTS[name])
-        result = household.run(*words, folder=folder)
+        result = (household.run if name in UNDER_RAY else warm_mmrl)(*words, folder=folder)
         assert result.returncode == 0, result.stderr
         assert household.members_after(10) == {} and shared_memory() == before
         return folder / name
@@ -285,18 +290,21 @@ def test_the_driver_imports_no_engine_and_has_a_cluster_of_its_own(folder, house
         pytest.param("scoring", "text", 4, "broken in scoring", marks=pytest.mark.slow),
     ],
 )
-def test_a_fault_ends_the_run_with_its_message(fault, config, code, message, folder, household):
+def test_a_fault_ends_the_run_with_its_message(fault, config, code, message, folder, household, warm_mmrl):
+    """Under Ray with an installed package; in the update, and when a rank dies, in forks with a file."""
+    forks = fault in ("update", "death")
     overrides = ["cluster.name=ray", "cluster.ranks=2", f"trainer.run_dir={fault}", "learner.zero_stage=3"]
     if fault == "death":
         overrides += ["trainer.max_restarts=1"]
     if fault == "scoring":
         overrides += ["rewards=[{name: reward.py:broken}]"]
     else:
-        overrides += [f"algorithm={{name: faulty, fault: {fault}}}"]
+        overrides += [f"algorithm={{name: {'site/faulty.py:Faulty' if forks else 'faulty'}, fault: {fault}}}"]
     if fault == "generation":
         overrides += ["sampler.tensor_parallel_size=2", "data.eval=null"]
-    site, before = str(folder / "site"), shared_memory()
-    result = household.run("train", f"{config}.yaml", *overrides, folder=folder, PYTHONPATH=site)
+    before, environment = shared_memory(), {} if forks else {"PYTHONPATH": str(folder / "site")}
+    train = warm_mmrl if forks else household.run
+    result = train("train", f"{config}.yaml", *overrides, folder=folder, **environment)
     assert result.returncode == code, result.stderr
     assert message in result.stderr and ("rank 1" in result.stderr) == (fault != "scoring")
     assert ("Traceback" in result.stderr) == (fault == "generation")  # a bug keeps its traceback
@@ -396,6 +404,27 @@ def test_too_few_devices_are_shown_by_node(ray_address, monkeypatch):
     with pytest.raises(ResourceError, match="9 ranks, each with a CPU of its own") as caught:
         RayRanks(ClusterConfig(name="ray", ranks=9, address=ray_address))
     assert re.search(r"\(\S+\): 2 CPUs\n    free: 2", caught.value.possible)
+
+
+@pytest.mark.full
+def test_messages_too_large_to_travel_in_rays_calls_arrive_whole(vision, ray_address):
+    """Ray puts arguments and answers of 100 kB and more into its object store."""
+    import ray
+
+    samples = vision.samples([1100, 40, 560] * 24)
+    assert len(ray.cloudpickle.dumps(samples)) > 220_000 and 4 * 1700 * 24 > 105_000
+    config = vision.config(cluster={"name": "ray", "ranks": 1, "address": ray_address}, learner={"zero_stage": 0})
+    group = start_engine(EngineSpec(config, vision.folder, vision.media, GRPO(GRPO.Config()), 2, with_sampler=False))
+    try:
+        with group.learning() as learner:
+            whole = learner.network("policy").score(samples)
+            parts = [learner.network("policy").score(samples[start : start + 3]) for start in (0, 69)]
+    finally:
+        group.close()
+    assert [len(values) for values in whole] == [len(sample.mask) for sample in samples]
+    for start, part in zip((0, 69), parts, strict=True):
+        for one, other in zip(whole[start : start + 3], part, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 @pytest.mark.full

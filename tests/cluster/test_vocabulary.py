@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 import torch
 import yaml
 
-from mmrl.cluster.launch import start_engine
 from mmrl.engine.device import LOGITS_CHUNK_BYTES
 from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.spec import EngineSpec
@@ -23,6 +21,7 @@ from mmrl.interfaces import Aggregation
 from mmrl.ops.objective import training_rows
 from mmrl.types import Message, Prompt
 from mmrl_algorithms.grpo import GRPO
+from tests.cluster.process_ranks import on_each
 from tests.faults.runs import rollouts
 
 pytestmark = pytest.mark.full
@@ -58,10 +57,8 @@ def gradients(worker: Any) -> dict[str, torch.Tensor]:
     return {name: safe_get_full_optimizer_state(parameter, "exp_avg") for name, parameter in named}
 
 
-def test_long_rows_have_plain_autograds_gradient(large, bench, plain, ray_address):
+def test_long_rows_have_plain_autograds_gradient(large, bench, plain, start_ranks):
     """One rank has rows of 2 chunks and of 1; the other has one row, of 1 chunk, and an idle one."""
-    import ray
-
     setting = replace(bench("qwen2"), folder=ModelFolder.open(str(large)))
     prompts = [
         setting.encoder.encode(Prompt(name, (Message("user", name),))) for name in ("what is 3+4?", "and 30+40?")
@@ -85,15 +82,14 @@ def test_long_rows_have_plain_autograds_gradient(large, bench, plain, ray_addres
         "zero_optimization": {"stage3_param_persistence_threshold": 0},
         "optimizer": {"params": {"betas": [0.0, 0.999]}},
     }
-    config = setting.config(learner=learner, cluster={"name": "ray", "ranks": 2, "address": ray_address})
+    config = setting.config(learner=learner, cluster={"name": "ray", "ranks": 2})
     grpo = GRPO(GRPO.Config())
-    group = start_engine(EngineSpec(config, setting.folder, setting.media, grpo, 0, with_sampler=False))
+    group = start_ranks(EngineSpec(config, setting.folder, setting.media, grpo, 0, with_sampler=False))
     try:
         with group.learning() as learner:
             logprobs = learner.network("policy").score(samples)
             result = learner.network("policy").update(list(rows.values()))
-            ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-            found, _ = ray.get([actor.__ray_call__.remote(gradients) for actor in group._ranks._actors])
+            found, _ = on_each(group, gradients)
     finally:
         group.close()
     assert result.metrics["perf/microbatches"] == 2

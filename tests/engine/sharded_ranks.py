@@ -1,32 +1,21 @@
 """One of two ranks at ZeRO 3, in a process of its own, or a single one without ZeRO.
 
-    python sharded_ranks.py FOLDER MODEL...
-
 Each rank learns from its rows of one optimizer step, model after model; of a model that reads images, then from
 episodes with images in observations, of which one rank has none. Rank 0 writes the gradient of each step to
-``FOLDER/STEP-RANKS.safetensors``, where STEP is the model's name, or that and ``-episodes``, and prints the metrics of
-each as JSON.
+``FOLDER/STEP-RANKS.safetensors``, where STEP is the model's name, or that and ``-episodes``.
 """
 
 from __future__ import annotations
 
 import io
-import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
-os.environ |= {"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-os.environ |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "OMP_NUM_THREADS": "1"}
-
 import numpy as np
 import torch
-from deepspeed.utils import safe_get_full_optimizer_state
 from PIL import Image
 from safetensors.torch import save_file
 
-from mmrl.cluster.process import forget_stale_builds
 from mmrl.config.load import from_mapping
 from mmrl.data.images import MediaStore
 from mmrl.engine.network.folder import ModelFolder
@@ -92,6 +81,8 @@ def episodes(folder: ModelFolder, media: MediaStore) -> list[Sample]:
 
 def learned(model: Path, folder: Path, ranks: int, rank: int) -> dict[str, dict[str, float]]:
     """An optimizer step, or two; returns the metrics of each."""
+    from deepspeed.utils import safe_get_full_optimizer_state
+
     opened = ModelFolder.open(str(model))
     sections: dict[str, Any] = {
         "model": {"path": str(model), "dtype": "float32"},
@@ -133,16 +124,12 @@ def learned(model: Path, folder: Path, ranks: int, rank: int) -> dict[str, dict[
     return metrics
 
 
-def main(folder: str, *models: str) -> None:
-    forget_stale_builds()
+def learn(_: Any, folder: Path, models: list[Path]) -> dict[str, dict[str, float]]:
+    """The metrics of each step, on one of the ranks."""
     torch.distributed.init_process_group("gloo")
     ranks, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
     found: dict[str, dict[str, float]] = {}
     for model in models:
-        found |= learned(Path(model), Path(folder), ranks, rank)
-    print("\n" + json.dumps(found))
+        found |= learned(model, folder, ranks, rank)
     torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return found

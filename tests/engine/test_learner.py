@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, get_args
 
@@ -15,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from mmrl.cluster.launch import start_engine
 from mmrl.engine.device import IMAGE_FEATURE_BYTES
 from mmrl.engine.learner import learner_settings
 from mmrl.engine.learner.collation import Collator
@@ -28,6 +25,7 @@ from mmrl.plugin_host import registry
 from mmrl.system.freed_memory import FreedMemory
 from mmrl.types import TokenLoss, TrainingRow
 from mmrl_algorithms.grpo import GRPO
+from tests.cluster.process_ranks import on_each
 
 LENGTHS = (4, 19, 7, 3, 11, 24, 6)
 GROUPS = np.array([0, 0, 0, 1, 2, 2, 2])
@@ -320,19 +318,16 @@ def test_a_frozen_tower_sees_each_image_once_a_step(stage, start, rows, case, mo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("room", [2**30, 12_000, 0])
-def test_two_ranks_keep_features_of_different_images_in_step(room, vision, ray_address, rows, row_gradients, case):
+def test_two_ranks_keep_features_of_different_images_in_step(room, vision, start_ranks, rows, row_gradients, case):
     """Room for all, for those of one rank, and for none."""
-    import ray
-
     learner = {"max_grad_norm": 1e9, "lr": STILL, "deepspeed": EXPOSED, "zero_stage": 3, "tokens_per_microbatch": 60}
     model = {"path": vision.folder.path, "dtype": "float32", "freeze": ["vision", "projector"]}
-    cluster = {"name": "ray", "ranks": 2, "address": ray_address}
+    cluster = {"name": "ray", "ranks": 2}
     config = vision.config(learner=learner, model=model, cluster=cluster)
     grpo = GRPO(GRPO.Config())
-    group = start_engine(EngineSpec(config, vision.folder, vision.media, grpo, 2, with_sampler=False))
+    group = start_ranks(EngineSpec(config, vision.folder, vision.media, grpo, 2, with_sampler=False))
     try:
-        for actor in group._ranks._actors:
-            ray.get(actor.__ray_call__.remote(partial(_limit_features, room=room)))
+        on_each(group, _limit_features, room)
         with group.learning() as learner:
             before = learner.network("policy").score(case.samples)
             result = learner.network("policy").update(rows())
@@ -442,32 +437,27 @@ def test_logprobs_one_by_one_are_a_forward_each(exposed, case, monkeypatch):
 
 def gradients(group: Any) -> dict[str, torch.Tensor]:
     """The ranks' gradient, gathered by all of them together."""
-    import ray
-
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    actors = group._ranks._actors
-    found = ray.get([actor.__ray_call__.remote(lambda worker: first_moment(worker._owner)) for actor in actors])
-    first: dict[str, torch.Tensor] = found[0]
+    first: dict[str, torch.Tensor] = on_each(group, moment_of)[0]
     return first
 
 
-# Before the tests of `two_ranks`, which keeps this process's connection to Ray.
+def moment_of(worker: Any) -> dict[str, torch.Tensor]:
+    return first_moment(worker._owner)
+
+
 @pytest.fixture(
     params=[pytest.param(("qwen2_5_vl", False), marks=SLOW), ("qwen2_5_vl", True), ("internvl", True)],
     ids=["tied", "untied", "tiles"],
 )
-def many_chunks(request, bench, ray_address, plain) -> Iterator[Any]:
+def many_chunks(request, bench, start_ranks, plain) -> Iterator[Any]:
     """Two ranks at ZeRO 3 that compute four tokens' logits at a time, and drop every gathered weight after its use."""
-    import ray
-
     setting = bench(*request.param)
     partition = {"stage3_param_persistence_threshold": 0, "reduce_bucket_size": 1000}
     learner = {"max_grad_norm": 1e9, "lr": STILL, "zero_stage": 3, "tokens_per_microbatch": 70}
     learner["deepspeed"] = EXPOSED | {"zero_optimization": partition}
-    config = setting.config(learner=learner, cluster={"name": "ray", "ranks": 2, "address": ray_address})
+    config = setting.config(learner=learner, cluster={"name": "ray", "ranks": 2})
     grpo = GRPO(GRPO.Config())
-    group = start_engine(EngineSpec(config, setting.folder, setting.media, grpo, 2, with_sampler=False))
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    group = start_ranks(EngineSpec(config, setting.folder, setting.media, grpo, 2, with_sampler=False))
     reference = plain(setting.folder.path)
     assert reference.model.get_output_embeddings().weight.numel() > partition["reduce_bucket_size"]
     yield SimpleNamespace(group=group, reference=reference, setting=setting)
@@ -484,13 +474,11 @@ def test_ranks_with_different_numbers_of_head_chunks_find_the_gradient_of_one(ma
 
     Then one rank has text alone, and the other images.
     """
-    import ray
-
     case, group = case_of(many_chunks.setting), many_chunks.group
     single, gradients_of_rows = row_losses(case, many_chunks.setting, many_chunks.reference)
     weights, text = expected_weights("token-mean", case.tokens), {"text", "one"}
     with group.learning() as learner:
-        ray.get([actor.__ray_call__.remote(_limit_chunks) for actor in group._ranks._actors])
+        on_each(group, _limit_chunks)
         np.testing.assert_allclose(
             np.concatenate(learner.network("policy").score(case.samples)), np.concatenate(single), atol=1e-5
         )
@@ -505,30 +493,31 @@ def test_ranks_with_different_numbers_of_head_chunks_find_the_gradient_of_one(ma
 
 
 @pytest.fixture(scope="module", params=[0, pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW), 3])
-def two_ranks(request, vision, ray_address) -> Iterator[Any]:
+def two_ranks(request, vision, start_ranks) -> Iterator[Any]:
     """Two ranks; at ZeRO 3 they compute four tokens' logits at a time, each rank another number of times."""
-    import ray
-
     settings = EXPOSED | {"zero_optimization": SMALL}
     learner = {"max_grad_norm": 1e9, "lr": STILL, "deepspeed": settings, "zero_stage": request.param}
     learner["tokens_per_microbatch"] = 60
     # In the reward, the KL is in no gradient; the reference is there all the same.
     algorithm = {"name": "grpo", "kl": {"coef": 0.1, "where": "reward"}}
-    cluster = {"name": "ray", "ranks": 2, "address": ray_address}
+    cluster = {"name": "ray", "ranks": 2}
     config = vision.config(learner=learner, cluster=cluster, algorithm=algorithm)
     grpo = registry.create("algorithm", config.algorithm)
-    group = start_engine(EngineSpec(config, vision.folder, vision.media, grpo, 2, with_sampler=False))
+    group = start_ranks(EngineSpec(config, vision.folder, vision.media, grpo, 2, with_sampler=False))
     if request.param == 3:
-        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
         with group.learning():
-            ray.get([actor.__ray_call__.remote(_limit_chunks) for actor in group._ranks._actors])
+            on_each(group, _limit_chunks)
     yield group
     group.close()
 
 
+MODES = get_args(AggregationMode)
+"""The driver weighs rows by them, and ranks know nothing of it: one has every choice of prompts, the others all."""
+SHARES = [({"text", "one", "two"}, mode) for mode in MODES] + [({"text"}, MODES[0]), ({"text", "one"}, MODES[0])]
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("prompts", [{"text"}, {"text", "one"}, {"text", "one", "two"}])
-@pytest.mark.parametrize("mode", get_args(AggregationMode))
+@pytest.mark.parametrize(("prompts", "mode"), SHARES)
 def test_two_ranks_find_the_gradient_of_one(two_ranks, mode, prompts, rows, row_gradients, case):
     constant = 32.0 if mode.endswith("norm") else None
     part = [row for row in rows(mode, constant) if row.sample.prompt.id in prompts]
@@ -550,24 +539,6 @@ def test_two_ranks_find_the_gradient_of_one(two_ranks, mode, prompts, rows, row_
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("two_ranks", [0], indirect=True)
-def test_messages_too_large_to_travel_in_rays_calls_arrive_whole(two_ranks, vision):
-    """Ray puts arguments and answers of 100 kB and more into its object store."""
-    import ray
-
-    samples = vision.samples([1100, 40, 560] * 24)  # groups stay whole: one rank has the first, the other has two
-    sizes = [len(ray.cloudpickle.dumps(part)) for part in (samples[::3], samples[1::3] + samples[2::3])]
-    assert min(sizes) > 110_000 and 4 * 1100 * 24 > 105_000
-    with two_ranks.learning() as learner:
-        whole = learner.network("policy").score(samples)
-        parts = [learner.network("policy").score(samples[start : start + 3]) for start in (0, 69)]
-    assert [len(values) for values in whole] == [len(sample.mask) for sample in samples]
-    for start, part in zip((0, 69), parts, strict=True):
-        for one, other in zip(whole[start : start + 3], part, strict=True):
-            np.testing.assert_allclose(one, other, atol=1e-5)
-
-
-@pytest.mark.full
 def test_ranks_share_out_whole_groups(two_ranks, case):
     with two_ranks.learning() as learner:
         shares = learner.share(case.samples)
@@ -578,13 +549,10 @@ def test_ranks_share_out_whole_groups(two_ranks, case):
 
 @pytest.mark.full
 def test_two_ranks_score_as_one_with_a_reference_that_is_sharded_at_zero_3(two_ranks, case, vision, plain):
-    import ray
-
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     with two_ranks.learning() as learner:
         found = [*learner.network("policy").score(case.samples), *learner.network("reference").score(case.samples)]
         wide = learner.network("policy").score(case.samples, way="wide")
-        held = [ray.get(actor.__ray_call__.remote(reference_bytes)) for actor in two_ranks._ranks._actors]
+        held = on_each(two_ranks, reference_bytes)
     alone = plain(vision.folder.path)
     single = [alone.logprobs(sample, vision.media).detach().numpy() for sample in case.samples]
     np.testing.assert_allclose(np.concatenate(found), np.concatenate(single * 2), atol=1e-5)

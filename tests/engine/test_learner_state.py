@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing
 import os
-import pickle
 import random
-import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -23,9 +20,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from mmrl.cluster.process import host_meeting
 from mmrl.config.sections import Config
-from mmrl.engine import device
 from mmrl.engine.learner.learner_state import _Piece
 from mmrl.engine.learner.optimizer_state import OptimizerState
 from mmrl.engine.network import weights
@@ -39,6 +34,7 @@ from mmrl.ops.objective import training_rows
 from mmrl.system import failpoints
 from mmrl.types import TrainingRow
 from mmrl_algorithms.grpo import GRPO
+from tests.cluster.process_ranks import run_together
 from tests.proofs import families
 
 FULL, SLOW = pytest.mark.full, pytest.mark.slow
@@ -178,11 +174,8 @@ class Told:
     fault: str
 
 
-def run_rank(rank: int, port: int, jobs: list[Job], folder: str, media: Any, rows: Any, results: Any) -> None:
-    os.environ.update(device.variables("cpu"))
-    places = {"rank": rank, "node_rank": rank, "world_size": 2, "address": "127.0.0.1", "port": port}
-    os.environ.update(device.rank_variables("cpu", **places))
-    torch.set_num_threads(1)
+def run_rank(_: Any, jobs: list[Job], folder: str, media: Any, rows: Any) -> list[Told]:
+    rank = int(os.environ["RANK"])
     model, algorithm, own = ModelFolder.open(folder), GRPO(GRPO.Config()), rows[rank::2]
     worse = (
         [replace(row, columns={**row.columns, "advantages": row.advantages * np.inf}) for row in own] if rank else own
@@ -202,8 +195,8 @@ def run_rank(rank: int, port: int, jobs: list[Job], folder: str, media: Any, row
             learner.save(job.saves)
             middle, updates = shot(learner), take_steps(learner, own, job.steps[1])
             told.append(Told((built, middle, shot(learner)), updates, drawn, fault))
-    results.put(pickle.dumps((rank, told)))  # as bytes: a queue would share the memory of a process that ends
     torch.distributed.destroy_process_group()
+    return told
 
 
 def stall(seconds: float) -> Callable[[str], None]:
@@ -211,30 +204,9 @@ def stall(seconds: float) -> Callable[[str], None]:
 
 
 @pytest.fixture
-def two_ranks(vision, rows) -> Callable[[list[Job]], list[list[Told]]]:
+def two_ranks(vision, rows, warm_engines) -> Callable[[list[Job]], list[list[Told]]]:
     """Runs jobs on two ranks; returns what each rank tells of each job."""
-
-    def run(jobs: list[Job]) -> list[list[Told]]:
-        context = multiprocessing.get_context("spawn")
-        results, bound = context.SimpleQueue(), socket.create_server(("127.0.0.1", 0))
-        port, meeting = bound.getsockname()[1], host_meeting(bound)
-        arguments = (port, jobs, vision.folder.path, vision.media, rows, results)
-        ranks = [context.Process(target=run_rank, args=(rank, *arguments), daemon=True) for rank in range(2)]
-        for process in ranks:
-            process.start()
-        told: dict[int, list[Told]] = {}
-        while len(told) < len(ranks):
-            assert not any(process.exitcode for process in ranks), "a rank has failed"
-            if not results.empty():
-                rank, jobs_told = pickle.loads(results.get())
-                told[rank] = jobs_told
-            time.sleep(0.05)
-        for process in ranks:
-            process.join()
-        del meeting
-        return [told[0], told[1]]
-
-    return run
+    return lambda jobs: run_together(2, warm_engines, run_rank, jobs, vision.folder.path, vision.media, rows)
 
 
 def assert_close(one: Shot, other: Shot) -> None:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,42 +9,22 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from mmrl.cluster.process import host_meeting
-from mmrl.engine import device
 from mmrl.engine.network.family import FAMILIES
+from tests.cluster.process_ranks import run_together
+from tests.engine.sharded_ranks import learn
 from tests.proofs import REPRESENTATIVES
+from tests.warm_workers import Template
 
 CHOSEN = REPRESENTATIVES  # ``cluster/test_family_ranks.py`` has all, before a release
 
 
 @pytest.fixture(scope="module")
-def updates(tmp_path_factory: pytest.TempPathFactory, models: Callable[..., Path]) -> tuple[Path, list[dict[str, Any]]]:
-    """The folder of ``sharded_ranks.py``, and what a single rank and the first of two print of every family."""
-    folder = tmp_path_factory.mktemp("sharded")
-    return folder, [printed(folder, [models(family) for family in CHOSEN], ranks) for ranks in (1, 2)]
-
-
-def printed(folder: Path, models: list[Path], count: int) -> dict[str, Any]:
-    """The JSON that the first of so many ranks prints."""
-    bound = socket.create_server(("127.0.0.1", 0))
-    port = bound.getsockname()[1]
-    meeting = host_meeting(bound)
-    command = [sys.executable, str(Path(__file__).with_name("sharded_ranks.py")), str(folder), *map(str, models)]
-    ranks = []
-    for rank in range(count):
-        place = device.rank_variables(
-            "cpu", rank=rank, node_rank=rank, world_size=count, address="127.0.0.1", port=port
-        )
-        environment = {**os.environ, **place, "GLOO_SOCKET_IFNAME": "lo"}
-        ranks.append(subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE))
-    try:  # DeepSpeed may compile its helper first
-        lines = [rank.communicate(timeout=600)[0].splitlines() for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    del meeting  # ranks met there
-    found: dict[str, Any] = json.loads(lines[0][-1])
-    return found
+def updates(
+    tmp_path_factory: pytest.TempPathFactory, models: Callable[..., Path], warm_engines: Template
+) -> tuple[Path, list[dict[str, Any]]]:
+    """The folder of ``sharded_ranks.py``, and what a single rank and the first of two tell of every family."""
+    folder, chosen = tmp_path_factory.mktemp("sharded"), [models(family) for family in CHOSEN]
+    return folder, [run_together(ranks, warm_engines, learn, folder, chosen)[0] for ranks in (1, 2)]
 
 
 @pytest.mark.full

@@ -18,14 +18,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
-from tests.warm_workers import MODULES, Template, forked_from
+from tests.cluster.process_ranks import ranks_forked_from
+from tests.warm_workers import MODULES, Template, forked_from, freeze
 
 ROOT = Path(__file__).parents[2]
 MODULE = (sys.executable, "-m", "tests.faults.harness")
@@ -104,27 +106,35 @@ class Nursery:
         folder: For logs.
         model: The runs' model, which is opened there to have everything imported that this needs.
         real: Whether vLLM and DeepSpeed are imported there too, and its runs are real.
+        template: A process that has imported all of that; the nursery is a fork of it.
     """
 
-    def __init__(self, folder: Path, model: Path, *, real: bool = False) -> None:
+    def __init__(self, folder: Path, model: Path, *, real: bool = False, template: Template | None = None) -> None:
         self._folder, self._real = folder, real
         self._runs = 0
-        self._process = subprocess.Popen(
-            [*MODULE, "nursery", str(model), *(["real"] if real else [])],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *(each or os.getcwd() for each in sys.path)])},
-        )
+        path = [str(ROOT), *(each or os.getcwd() for each in sys.path)]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
+        (theirs_in, ours_in), (ours_out, theirs_out) = os.pipe(), os.pipe()
+        self._requests, self._answers = os.fdopen(ours_in, "w"), os.fdopen(ours_out)
+        if template is None:
+            command = [*MODULE, "nursery", str(model), *(["real"] if real else [])]
+            process = subprocess.Popen(command, stdin=theirs_in, stdout=theirs_out, env=environment)
+            self._wait: Callable[[], object] = process.wait
+        else:
+            assert real
+            environment["NURSERY_MODEL"] = str(model)
+            request = {"module": __name__, "path": path, "environment": environment, "folder": os.getcwd()}
+            self._wait = partial(os.waitpid, template.start(request, [theirs_in, theirs_out, 2]), 0)
+        os.close(theirs_in)
+        os.close(theirs_out)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.stdout.close()
-        self._process.wait()
+        self._requests.close()
+        self._answers.close()
+        self._wait()
 
     def train(
         self, argv: Sequence[str], blow: Blow | None = None, *, cold: bool = False, record: Path | None = None
@@ -143,6 +153,7 @@ class Nursery:
             log=str(log),
             errors=str(log),
             cold=cold,
+            folder="",
             record=str(record or ""),
             blow=None if blow is None else [int(blow.number), blow.at, blow.again, blow.group],
         )
@@ -154,11 +165,17 @@ class Nursery:
             left = [name for name in left if name in _shared_memory() and not is_held(name)]
         return End(**answer, memory=left, log=log.read_text(errors="replace"))
 
-    def command(self, *words: object) -> subprocess.CompletedProcess[str]:
-        """``mmrl`` with these words, to its end, as ``subprocess.run`` would tell of it."""
+    def command(self, *words: object, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """``mmrl`` with these words, to its end, as ``subprocess.run`` would tell of it.
+
+        Ranks of a cluster are forks too, in the place of Ray's actors.
+
+        Args:
+            folder: Where it runs; None for where the nursery does.
+        """
         log, argv = self._new_log(), [*map(str, words)]
-        errors = log.with_suffix(".err")
-        answer = self._ask(argv=argv, log=str(log), errors=str(errors), cold=False, record="", blow=None)
+        errors, place = log.with_suffix(".err"), str(folder or "")
+        answer = self._ask(argv=argv, log=str(log), errors=str(errors), cold=False, record="", blow=None, folder=place)
         assert not answer["orphans"], answer["orphans"]
         return subprocess.CompletedProcess(argv, answer["status"], log.read_text(), errors.read_text())
 
@@ -169,9 +186,8 @@ class Nursery:
         return log
 
     def _ask(self, **request: Any) -> Request:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        print(json.dumps(request | {"real": self._real}), file=self._process.stdin, flush=True)
-        answer: Request = json.loads(self._process.stdout.readline())
+        print(json.dumps(request | {"real": self._real}), file=self._requests, flush=True)
+        answer: Request = json.loads(self._answers.readline())
         return answer
 
 
@@ -193,9 +209,15 @@ def is_held(name: str) -> bool:
 # In the nursery
 
 
+def serve() -> None:
+    """Be a nursery of real runs, in a fork of a template."""
+    nurse(os.environ.pop("NURSERY_MODEL"), real=True)
+    os._exit(0)
+
+
 def nurse(model: str, *, real: bool) -> None:
     """Answer requests until there are no more."""
-    _warm(model, REAL if real else ())
+    warm(REAL if real else (), model)
     ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: what a run leaves behind becomes this process's child
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -211,7 +233,7 @@ def nurse(model: str, *, real: bool) -> None:
         print(json.dumps(_attend(pid, request["blow"])), file=answers, flush=True)
 
 
-def _warm(model: str, packages: Sequence[str]) -> None:
+def warm(packages: Sequence[str], model: str = "") -> None:
     """Import everything; start no thread."""
     from mmrl.cluster.process import prepare_process
 
@@ -224,10 +246,12 @@ def _warm(model: str, packages: Sequence[str]) -> None:
     from mmrl.engine.network.folder import ModelFolder
     from mmrl.plugin_host import registry
 
-    ModelFolder.open(model)
+    if model:
+        ModelFolder.open(model)
     monitors = [("monitor", info.name) for info in registry.list_plugins() if info.kind == "monitor"]
     for kind, name in (*PLUGINS, *monitors):
         registry.options_class(kind, name)
+    freeze()
 
 
 def _begin(request: Request, line: str) -> None:
@@ -323,7 +347,14 @@ def run(request: Request) -> int:
         from tests.faults import fake_engine
 
         launch.start_engine = fake_engine.start_engine  # type: ignore[assignment]
-    with nullcontext() if request["cold"] else forked_from(Template(fork=True)):
+    if request.get("folder"):
+        os.chdir(request["folder"])
+    with ExitStack() as forks:
+        if not request["cold"]:
+            template = Template(fork=True)
+            forks.enter_context(forked_from(template))
+            if request["real"]:
+                forks.enter_context(ranks_forked_from(template))
         strike = _Striker(request)
         failpoints.inject = strike.at_point
         if strike.counts_lines:
