@@ -230,6 +230,25 @@ def test_a_run_beside_a_sweep_and_one_that_cannot_be_read(driver: Chrome, sweep:
         viewer.complaints()
 
 
+def test_evaluation_sets_with_names_have_columns_and_a_page_that_says_where_they_are(
+    driver: Chrome, tmp_path: Path
+) -> None:
+    more = {"eval/easy/accuracy": 0.75, "eval/hard/accuracy": 0.5}
+    runs = [make_plain_run(tmp_path / name, steps=1, more=more) for name in ("one", "two")]
+    for name in ("easy", "hard"):
+        (runs[0] / "evaluations" / name).mkdir(parents=True)
+    with served(*runs) as server:
+        viewer = Viewer.opened(driver, server.url)
+        viewer.until(lambda: column(viewer, "Runs", "state")[:1] == ["done"], "listed")
+        assert column(viewer, "Runs", "last accuracy, easy") == ["0.75", "0.75"]
+        viewer.open("compare?sort=-last:eval/hard/accuracy&metric=eval/hard/accuracy")
+        assert viewer.texts("[aria-label=Settings] tbody td:last-child") == ["0.5 ± 0"], "two runs of one setting"
+        viewer.open("run/0/evaluations")
+        assert "the evaluation sets easy, hard are in the run's folder" in viewer.text()
+        viewer.open("run/1/evaluations")
+        assert "No evaluation of two is recorded prompt by prompt" in viewer.text()
+
+
 def test_the_names_are_there_while_the_runs_are_read(
     driver: Chrome, sweep: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

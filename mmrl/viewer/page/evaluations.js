@@ -2,7 +2,7 @@
 
 import { address, go, note, promptAddress, stepPath, wanted } from "./addresses.js";
 import { load } from "./documents.js";
-import { choice, control, el, heading, inLine, later, link, quiet, replace } from "./elements.js";
+import { choice, control, el, heading, inLine, later, link, quiet, replace, sentence } from "./elements.js";
 import { redrawn } from "./frame.js";
 import { lineChart } from "./lines.js";
 import { PAGE_ROWS, ordered, pager, table } from "./tables.js";
@@ -21,12 +21,15 @@ export async function evaluationsPage(run) {
   const [info, doc] = await Promise.all([load(`run/${run}`), load(`run/${run}/evaluations`)]);
   const page = { title: "Evaluations", run, runs: [run], update: redrawn };
   if (!doc.prompts?.length) {
-    const text = `No evaluation of ${plain(info.name)} is recorded prompt by prompt. Its metrics are among the curves.`;
+    const sets = (info.evaluation_sets ?? []).join(", ");
+    const text = sets
+      ? `The answers to the evaluation sets ${sets} are in the run's folder, and not on this page: \`mmrl.load_run(RUN).evaluations(STEP, NAME)\` reads them. Their metrics are among the curves.`
+      : `No evaluation of ${plain(info.name)} is recorded prompt by prompt. Its metrics are among the curves.`;
     return {
       ...page,
       node: [
         heading("Evaluations"),
-        quiet(text),
+        quiet(sentence(text)),
         link(address(`run/${run}/curves`, { q: "eval" }), {}, "curves of eval"),
       ],
     };
