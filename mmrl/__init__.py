@@ -13,6 +13,7 @@ from mmrl.system.version import __version__
 
 if TYPE_CHECKING:
     from mmrl.api.calls import Answer, Check, Evaluation, check, evaluate, export, train
+    from mmrl.api.sweeps import sweep
     from mmrl.errors import (
         ConfigError,
         DataError,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
         tool,
     )
     from mmrl.runs.reader import Metrics, Run, load_run
+    from mmrl.runs.sweeps import Sweep, load_sweep
     from mmrl.types import (
         IMAGE_PLACEHOLDER,
         Batch,
@@ -137,6 +139,7 @@ __all__ = [
     "Segment",
     "StepRecord",
     "StepView",
+    "Sweep",
     "TokenLoss",
     "Tool",
     "ToolError",
@@ -147,10 +150,12 @@ __all__ = [
     "evaluate",
     "export",
     "load_run",
+    "load_sweep",
+    "sweep",
     "tool",
     "train",
 ]
-_HOMES = "errors", "types", "runs.reader", "interfaces", "api.calls"
+_HOMES = "errors", "types", "runs.reader", "runs.sweeps", "interfaces", "api.calls", "api.sweeps"
 """The modules that have these names, those that import least first."""
 
 _old_names.install()

@@ -161,6 +161,11 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
+def error_class(exit_code: int) -> type[MMRLError]:
+    """The class of errors with an exit code; ``MMRLError`` if there is none."""
+    return next((kind for kind in MMRLError.__subclasses__() if kind.exit_code == exit_code), MMRLError)
+
+
 def plural(count: float, noun: str) -> str:
     """A count with its noun, for messages: ``1 step``, ``2 steps``, ``0.5 epochs``."""
     return f"{count:g} {noun}" if count == 1 else f"{count:.12g} {noun}s"

@@ -1,4 +1,4 @@
-"""Runs a command of ``mmrl`` in a fresh process and returns its outcome to the caller; both ends are here.
+"""Runs a command of ``mmrl`` in a fresh process and returns its outcome to the caller; this is the caller's end.
 
 Nothing of a run happens in the caller, since vLLM never leaves its process's group and a run handles its own signals.
 The process has a session of its own, so Ctrl-C reaches it only through the caller; it ends as after SIGTERM when the
@@ -16,9 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -26,12 +24,12 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, TextIO, cast
 
 from mmrl import errors
-from mmrl.errors import MMRLError, PluginError, ResourceError, first_line
+from mmrl.errors import MMRLError, PluginError, ResourceError, error_class, first_line
 from mmrl.runs.files import writing
-from mmrl.system.signals import SIGNALS, Interruption, Request, Stopped, prepare_exit
+from mmrl.system.signals import Request
 from mmrl.system.worker_process import python
 
-MODULE = "mmrl.commands.child_command"
+MODULE = "mmrl.commands.child_tasks"
 """The process calls its ``serve``."""
 _PATIENCE_S = 0.2
 """Seconds between looks for output."""
@@ -67,7 +65,7 @@ class ChildCommand:
     """The process, seen from the caller.
 
     Args:
-        task: One of ``_TASKS``, such as ``train``.
+        task: One of ``child_tasks.TASKS``, such as ``train``.
         request: The task's arguments, fit for JSON.
         where: Errors name it.
         log: A file to which its output is appended; by default the caller prints it.
@@ -236,9 +234,7 @@ class ChildCommand:
                 where=self._where,
                 remedy="if memory ran out (`dmesg` tells), lower what takes it; the same call goes on where it was",
             )
-        kinds = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, MMRLError)]
-        kind = next((each for each in kinds if each.exit_code == code), MMRLError)
-        return kind(
+        return error_class(code)(
             f"the process of mmrl.{self._task} ended with exit code {code}; it has printed why", where=self._where
         )
 
@@ -278,109 +274,3 @@ def _error(fields: Mapping[str, Any]) -> MMRLError:
     if isinstance(error, PluginError):
         error.details = fields["details"]
     return error
-
-
-# In the process
-
-
-def serve() -> None:
-    """Do the requested task, and exit as its command."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # Ray's processes block SIGINT, and their children with them
-    finish = prepare_exit()
-    with Interruption() as interruption:
-        code = _serve(interruption)
-    finish(code)
-    sys.exit(code)
-
-
-def _serve(interruption: Interruption) -> int:
-    outcome: dict[str, Any] = {"exit_code": 1}
-    place = None
-    try:
-        caller = os.fdopen(os.dup(0), "rb")
-        with open(os.devnull, "rb") as nowhere:
-            os.dup2(nowhere.fileno(), 0)
-        request = json.loads(caller.readline())
-        place = Path(request["outcome"])
-        threading.Thread(target=_watch, args=(caller, interruption), daemon=True).start()
-        sys.argv = [f"mmrl.{request['task']}"]
-        outcome = {"exit_code": 0, "answer": _TASKS[request["task"]](request, interruption)}
-    except Stopped as stopped:
-        outcome = {"exit_code": stopped.exit_code, "message": str(stopped)}
-    except MMRLError as error:
-        outcome = {"exit_code": error.exit_code, "error": _fields(error)}
-    except Exception as error:
-        outcome = {"exit_code": 1, "message": f"{type(error).__name__}: {error}", "bug": traceback.format_exc()}
-    if place is not None:
-        from mmrl.system.redaction import Redactor
-
-        with contextlib.suppress(OSError):
-            place.write_text(json.dumps(Redactor().plain(outcome)), encoding="ascii")
-    return int(outcome["exit_code"])
-
-
-def _watch(caller: IO[bytes], interruption: Interruption) -> None:
-    """End as after SIGTERM when the caller says so, or is gone."""
-    line = caller.readline()
-    interruption.ask(Request(*json.loads(line)) if line else Request("as the program that started it is gone", 10))
-
-
-def _fields(error: MMRLError) -> dict[str, Any]:
-    parts = {name: getattr(error, name) for name in ("what", "where", "possible", "remedy")}
-    return {
-        **parts,
-        "classes": [each.__name__ for each in type(error).__mro__],
-        "details": getattr(error, "details", ""),
-    }
-
-
-def _train(request: Mapping[str, Any], interruption: Interruption) -> Answer:
-    from mmrl.commands.train import train
-    from mmrl.config.load import LoadedConfig, from_mapping
-    from mmrl.plugin_host.registry import options_class
-    from mmrl.system.redaction import remember_secrets
-
-    remember_secrets(request["config"])
-    loaded = LoadedConfig(from_mapping(request["config"], options_class=options_class), request.get("origins", {}))
-    train(loaded, interruption, allowed=request["allowed"])
-    return {}
-
-
-def _check(request: Mapping[str, Any], interruption: Interruption) -> Answer:
-    from mmrl.commands.check.command import check
-    from mmrl.config.load import LoadedConfig, from_mapping
-    from mmrl.plugin_host.registry import options_class
-    from mmrl.system.redaction import remember_secrets
-
-    remember_secrets(request["config"])
-    report = check(LoadedConfig(from_mapping(request["config"], options_class=options_class), {}))
-    lines = [*report.text(), *(f"error      {error}" for error in report.errors)]
-    return {"data": dict(report.complete()), "text": "\n".join(lines)}
-
-
-def _evaluate(request: Mapping[str, Any], interruption: Interruption) -> Answer:
-    from mmrl.commands.eval.command import evaluated
-    from mmrl.config.yaml_tree import Located
-
-    config, output = request["config"], request["options"]["output"]
-    configs = [] if config is None else [Path(config) if isinstance(config, str) else Located.of(config, "config")]
-    overrides = [Located.of_dotted(request["overrides"], "overrides")]
-    options = {**request["options"], "output": None if output is None else Path(output)}
-    found = evaluated(request["model"], configs, overrides, options, interruption)
-    return {"data": found.data(), "text": "\n".join(found.lines())}
-
-
-def _export(request: Mapping[str, Any], interruption: Interruption) -> Answer:
-    from mmrl.commands.export.publication import export_and_push
-    from mmrl.commands.export.repository import Destination
-    from mmrl.commands.printing import complain, note
-
-    source, out = Path(request["source"]), None if request["out"] is None else Path(request["out"])
-    destination = None if request["push"] is None else Destination(**request["push"])
-    report = export_and_push(
-        source, out, destination, **request["options"], on_damage=lambda _, error: complain(error), tell=note
-    )
-    return {"data": report.data(), "text": "\n".join(report.lines())}
-
-
-_TASKS = {"train": _train, "check": _check, "evaluate": _evaluate, "export": _export}

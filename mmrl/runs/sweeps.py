@@ -253,7 +253,7 @@ def is_sweep(path: str | Path) -> bool:
     return (Path(path).expanduser() / SWEEP).is_file()
 
 
-def read_sweep(path: str | Path) -> Sweep:
+def load_sweep(path: str | Path) -> Sweep:
     """The sweep in a folder, whether it is live or done.
 
     Raises:

@@ -15,7 +15,7 @@ from mmrl.errors import DataError, MMRLError
 from mmrl.rollout.records import recorded_evaluations, recorded_steps
 from mmrl.rollout.records.paging import GroupPages
 from mmrl.runs.reader import Run, load_run
-from mmrl.runs.sweeps import SWEEP, is_sweep, read_sweep
+from mmrl.runs.sweeps import SWEEP, is_sweep, load_sweep
 from mmrl.types import ENVIRONMENT
 from mmrl.viewer.contained import MAX_IMAGE, open_contained, read_contained, read_object, read_records
 from mmrl.viewer.documents import NotThere
@@ -41,7 +41,7 @@ def viewed_runs(paths: Sequence[Path], *, is_sent: bool = False) -> Iterator[Vie
             _, problem = read_object(folder := path.expanduser().absolute(), folder / SWEEP)
             if problem:
                 raise DataError(problem, where=str(folder))
-            sweep = read_sweep(folder)
+            sweep = load_sweep(folder)
             for each in sweep.points:
                 point = ViewedPoint(sweep.path, each.values, each.seed)
                 yield ViewedRun(each.run.path, is_sent=is_sent, point=point)

@@ -29,8 +29,8 @@ from tests.faults.runs import REWARDS, Runs, records
 from tests.warm_workers import forked_from
 
 ROOT = Path(__file__).parents[2]
-FUNCTIONS = {"check", "evaluate", "export", "load_run", "train"}
-ANSWERS = {"Answer", "Check", "Evaluation", "Metrics", "Run"}
+FUNCTIONS = {"check", "evaluate", "export", "load_run", "load_sweep", "sweep", "train"}
+ANSWERS = {"Answer", "Check", "Evaluation", "Metrics", "Run", "Sweep"}
 ERRORS = {
     "ConfigError", "DataError", "DeviceBusyError", "DeviceMemoryError", "HubError", "HubUnreachableError", "MMRLError",
     "NumericsError", "PluginError", "RankLostError", "ResourceError",
@@ -108,7 +108,7 @@ def test_the_page_names_what_there_is() -> None:
     named = {node.attr for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Attribute)}
     recorded = {*dir(RecordedRollout), *dir(GroupPages), *dir(IndexedGroup)}
     known = {*mmrl.__all__, *dir(mmrl.Run), *dir(mmrl.Metrics), *dir(mmrl.Check), *dir(mmrl.Evaluation), *recorded}
-    known |= {"rolling", "mean", "plot", "dropna"}  # of pandas
+    known |= {*dir(mmrl.Sweep), "rolling", "mean", "plot", "dropna"}  # of pandas
     assert named <= known and len(page.splitlines()) <= 80
 
 

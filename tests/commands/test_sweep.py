@@ -23,7 +23,7 @@ from mmrl.commands.sweep.plan import plan_sweep
 from mmrl.errors import ConfigError
 from mmrl.runs.files import locked
 from mmrl.runs.reader import Run
-from mmrl.runs.sweeps import read_sweep
+from mmrl.runs.sweeps import load_sweep
 from tests.faults.runs import records
 
 ROOT = Path(__file__).parents[2]
@@ -191,7 +191,7 @@ def test_a_sweep_runs_its_points_tells_failures_and_takes_in_more(
     assert f"log: {Path('runs/a-sweep/logs/lr-0.5_seed-0.log')}" in captured.err
     assert (path / "logs" / "lr-0.001_seed-0.log").read_text() == "lr-0.001_seed-0 begins after step None\n"
     assert "begins" not in captured.out
-    assert [point.state for point in read_sweep(path).points] == ["done", "failed"]
+    assert [point.state for point in load_sweep(path).points] == ["done", "failed"]
     assert main(["sweep", "--show", str(path), "--metric", "loss/total", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert [setting["of_seeds"] for setting in shown["settings"]] == [{"0": 0.001}, {}]
@@ -206,7 +206,7 @@ def test_a_sweep_runs_its_points_tells_failures_and_takes_in_more(
 
     assert sweep("learner.lr=0.002,1e-3,0.5", "--seeds", "0,1") == 6  # further values and seeds
     assert attempts(done) == 1 and attempts(failed) == 2
-    sweep_now = read_sweep(path)
+    sweep_now = load_sweep(path)
     assert len(sweep_now.points) == 6 and sweep_now.axes == {"learner.lr": [0.002, 0.001, 0.5]}
     assert "lr-0.5_seed-0  goes on" not in capsys.readouterr().out
 
@@ -246,7 +246,7 @@ def when(there: Callable[[], bool], act: Callable[[], Any]) -> threading.Thread:
     """Act in a thread once something is there."""
 
     def wait() -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while not there() and time.monotonic() < deadline:
             time.sleep(0.02)
         act()
@@ -271,10 +271,10 @@ def test_a_signal_lets_the_run_save_and_the_same_command_goes_on(
     assert f"mmrl: stopped by {number.name}: the runs end where nothing is lost; a second signal" in captured.err
     assert captured.err.endswith(f"mmrl: stopped by {number.name}; the same command goes on\n")
     assert f"lr-0.001_seed-0  stopped by {number.name}" in captured.out
-    assert [point.state for point in read_sweep(path).points] == ["stopped", "waiting"]
+    assert [point.state for point in load_sweep(path).points] == ["stopped", "waiting"]
     hold.unlink()
     assert sweep("learner.lr=1e-3,0.002") == 0
-    assert [point.state for point in read_sweep(path).points] == ["done", "done"]
+    assert [point.state for point in load_sweep(path).points] == ["done", "done"]
     assert [record["step"] for record in records(first / "metrics.jsonl")] == [1, 2]  # it went on after step 1
 
 
@@ -323,7 +323,7 @@ def test_a_sweep_that_is_killed_leaves_runs_that_save_and_goes_on(folder: Path, 
     assert killed.wait() == -signal.SIGKILL
     hold.unlink()
     assert sweep("learner.lr=1e-3,0.002") == 0
-    assert [point.state for point in read_sweep(path).points] == ["done", "done"]
+    assert [point.state for point in load_sweep(path).points] == ["done", "done"]
     assert attempts(path / "lr-0.002_seed-0") == 1
 
 

@@ -1,4 +1,4 @@
-"""What ``mmrl.commands.child_command`` does in its process, with the fake engine; and errands that take no time."""
+"""What ``mmrl.commands.child_tasks`` does in its process, with the fake engine; and errands that take no time."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mmrl.commands import child_command
+from mmrl.commands import child_tasks
 from mmrl.errors import ConfigError
 from mmrl.system.signals import Interruption
 
 
 def serve() -> None:
     """The tasks ``train`` and ``evaluate`` have the fake engine; ``stub`` does what its request says."""
-    child_command._TASKS |= {
+    child_tasks.TASKS |= {
         "stub": _stub,
-        **{name: _with_fake_engine(child_command._TASKS[name]) for name in ("train", "evaluate")},
+        **{name: _with_fake_engine(child_tasks.TASKS[name]) for name in ("train", "evaluate")},
     }
-    child_command.serve()
+    child_tasks.serve()
 
 
 def _with_fake_engine(task: Any) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mmrl.commands import child_command
+from mmrl.commands import child_command, child_tasks
 from mmrl.errors import MMRLError, NumericsError
 from mmrl.runs.directory import RunDirectory
 from mmrl.system.signals import Interruption, Stopped
@@ -21,8 +21,9 @@ BAD_LR = 0.5
 
 
 def serve() -> None:
-    child_command._TASKS |= {"train": _train}
-    child_command.serve()
+    child_tasks.TASKS |= {"train": _train}
+    child_command.MODULE = __name__  # of the runs of a sweep that was called from Python
+    child_tasks.serve()
 
 
 def _train(request: Mapping[str, Any], interruption: Interruption) -> dict[str, Any]:

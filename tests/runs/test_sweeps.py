@@ -15,7 +15,7 @@ from mmrl.errors import ConfigError, DataError, MMRLError
 from mmrl.runs.directory import RunDirectory
 from mmrl.runs.reader import Run
 from mmrl.runs.standing import Standing
-from mmrl.runs.sweeps import Sweep, is_sweep, read_sweep, usual_metric
+from mmrl.runs.sweeps import Sweep, is_sweep, load_sweep, usual_metric
 from tests.faults.runs import Runs, at, stop
 
 
@@ -47,7 +47,7 @@ def test_a_sweep_has_its_points_with_their_states_and_metrics(tmp_path: Path) ->
     make_run(path / "lr-1e-05_seed-0", {0: 0.1, 1: 0.7, 2: 0.6})
     make_run(path / "lr-1e-05_seed-1", {0: 0.2}, None)
     make_run(path / "lr-0.5_seed-0", {0: 0.2}, 6, "the weights are not finite")
-    sweep = read_sweep(path)
+    sweep = load_sweep(path)
     assert is_sweep(path) and not is_sweep(path / "lr-0.5_seed-0")
     assert [point.state for point in sweep.points] == ["done", "stopped", "failed", "waiting"]
     assert [point.seed for point in sweep.points] == [0, 1, 0, 1]
@@ -67,7 +67,7 @@ def test_its_table_has_mean_and_deviation_over_the_seeds_that_are_done(tmp_path:
     make_run(path / "lr-1e-05_seed-1", {0: 0.2, 2: 0.9})
     make_run(path / "lr-0.5_seed-0", {0: 0.1, 2: 0.85})
     make_run(path / "lr-0.5_seed-1", {0: 0.2, 2: 1.0}, None)
-    table = read_sweep(path).table()
+    table = load_sweep(path).table()
     assert [row.setting.values["learner.lr"] for row in table.rows] == [0.5, 1e-05]
     assert [row.values for row in table.rows] == [{0: 0.85}, {0: 0.5, 1: 0.9}]
     assert (table.rows[0].mean, table.rows[0].deviation) == (0.85, None)
@@ -79,21 +79,21 @@ def test_its_table_has_mean_and_deviation_over_the_seeds_that_are_done(tmp_path:
         "       0.5   1/2  0.85          -   0.85  0.85  1 stopped",
         "     1e-05   2/2   0.7     0.2828    0.5   0.9",
     ]
-    least = read_sweep(path).table("eval/accuracy", is_min=True)
+    least = load_sweep(path).table("eval/accuracy", is_min=True)
     assert [row.mean for row in least.rows] == pytest.approx([0.7, 0.85])
     assert least.data()["settings"][0]["of_seeds"] == {"0": 0.5, "1": 0.9}
     write(path, config="trainer: {best_metric: eval/accuracy}")
-    best = read_sweep(path).table()
+    best = load_sweep(path).table()
     assert best.is_best and best.rows[0].values == {0: 0.85} and best.rows[1].values == {0: 0.7, 1: 0.9}
     write(path, config="trainer: {best_metric: eval/accuracy, best_is: min}")
-    assert [row.mean for row in read_sweep(path).table().rows] == pytest.approx([0.1, 0.15])
+    assert [row.mean for row in load_sweep(path).table().rows] == pytest.approx([0.1, 0.15])
     with pytest.raises(ConfigError, match="no point has the metric reward/mean") as caught:
-        read_sweep(path).table("reward/mean")
+        load_sweep(path).table("reward/mean")
     assert caught.value.possible == "eval/accuracy"
 
 
 def test_a_table_of_a_sweep_that_has_not_begun_is_there(tmp_path: Path) -> None:
-    table = read_sweep(write(tmp_path / "sweep")).table()
+    table = load_sweep(write(tmp_path / "sweep")).table()
     assert table.metric == "eval/accuracy" and [row.mean for row in table.rows] == [None, None]
     assert repr(table).splitlines()[3].split() == ["1e-05", "0/2", "-", "-", "-", "-", "2", "waiting"]
 
@@ -116,15 +116,15 @@ def test_runs_without_an_accuracy_of_that_name_are_compared_by_another(tmp_path:
 )
 def test_a_damaged_sweep_is_told(tmp_path: Path, changes: Any, kind: type[MMRLError], expected: str) -> None:
     with pytest.raises(kind, match=expected):
-        read_sweep(write(tmp_path / "sweep", **changes))
+        load_sweep(write(tmp_path / "sweep", **changes))
 
 
 def test_a_folder_without_a_sweep_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no sweep"):
-        read_sweep(tmp_path)
+        load_sweep(tmp_path)
     (tmp_path / "sweep.json").write_text("{")
     with pytest.raises(DataError, match="cannot be read"):
-        read_sweep(tmp_path)
+        load_sweep(tmp_path)
 
 
 def test_a_run_knows_its_state(fake_runs: Runs) -> None:
@@ -150,8 +150,8 @@ def test_a_sweep_is_read_without_torch(tmp_path: Path) -> None:
     make_run(path / "lr-1e-05_seed-0", {1: 0.7})
     code = f"""
 import sys
-from mmrl.runs.sweeps import read_sweep
-print([(point.state, dict(point.metrics)) for point in read_sweep({str(path)!r}).points])
+from mmrl.runs.sweeps import load_sweep
+print([(point.state, dict(point.metrics)) for point in load_sweep({str(path)!r}).points])
 assert not {{"torch", "transformers", "pydantic", "ray"}} & set(sys.modules), sys.modules.keys()
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -161,5 +161,5 @@ assert not {{"torch", "transformers", "pydantic", "ray"}} & set(sys.modules), sy
 
 
 def test_a_sweep_says_what_it_is(tmp_path: Path) -> None:
-    sweep: Sweep = read_sweep(write(tmp_path / "sweep"))
+    sweep: Sweep = load_sweep(write(tmp_path / "sweep"))
     assert repr(sweep) == f"Sweep({tmp_path / 'sweep'}, 2 settings x 2 seeds)"

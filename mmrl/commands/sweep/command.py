@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 from mmrl.commands.arguments import add_config, add_json
 from mmrl.commands.printing import answer, print_error, warn
-from mmrl.errors import ConfigError, plural
+from mmrl.errors import ConfigError, MMRLError, error_class, plural
 from mmrl.system.signals import Interruption, Stopped
 
 if TYPE_CHECKING:
     from mmrl.commands.sweep.places import Machine
     from mmrl.commands.sweep.plan import SweepPlan
+    from mmrl.commands.sweep.schedule import Failure
     from mmrl.config.yaml_tree import Located
 
 _USAGE = "mmrl sweep CONFIG... key=VALUE,VALUE... [--seeds 0,1,2] [--parallel N] | --show SWEEP [--metric NAME]"
@@ -55,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"{name} is for --show", where=name, possible="mmrl sweep --show SWEEP")
     try:
         with Interruption("the runs end") as interruption:
-            return sweep(
+            failures = sweep(
                 arguments.config,
                 arguments.overrides,
                 interruption,
@@ -68,6 +69,22 @@ def run(arguments: argparse.Namespace) -> int:
     except Stopped as stopped:
         print_error(f"mmrl: {stopped}; the same command goes on\n")
         return stopped.exit_code
+    raise_for(failures)
+    return 0
+
+
+def raise_for(failures: Sequence[Failure]) -> None:
+    """Raise an error that tells of all failures, if there are any.
+
+    Raises:
+        MMRLError: The failures; its class is that of the runs' errors if they have one exit code.
+    """
+    if failures:
+        from mmrl.commands.sweep.schedule import told_failures
+
+        codes = {failure.ended.exit_code for failure in failures}
+        kind = error_class(codes.pop()) if len(codes) == 1 else MMRLError
+        raise kind("\n".join(told_failures(failures)), remedy="the same command tries them again")
 
 
 def sweep(
@@ -80,8 +97,8 @@ def sweep(
     folder: Path | None = None,
     address: str | None = None,
     is_dry: bool = False,
-) -> int:
-    """Run all points of a sweep that are not done, and print its table; returns the exit code.
+) -> Sequence[Failure]:
+    """Run all points of a sweep that are not done, and print its table; returns the points that failed.
 
     Args:
         paths: The config's files or values.
@@ -94,8 +111,7 @@ def sweep(
         is_dry: Only check the points and list them.
 
     Raises:
-        MMRLError: A point's config is wrong, or the folder cannot be taken; then nothing was started. Or points have
-            failed: of the class that their exit codes name, if they have the same.
+        MMRLError: A point's config is wrong, or the folder cannot be taken; then nothing was started.
         Stopped: A signal ended the sweep; it can go on.
     """
     from mmrl.commands.sweep.grammar import read_words
@@ -108,21 +124,21 @@ def sweep(
     warn(plan.warnings)
     if is_dry:
         answer(None, [*_opening(plan), *(f"  {point.name}" for point in plan.points)], as_json=False)
-        return 0
+        return ()
     plan.make_folder()
     with locked(plan.folder, "--folder"):
         plan.write()
         return _run(plan, interruption or Interruption(), parallel, address)
 
 
-def _run(plan: SweepPlan, interruption: Interruption, parallel: int, address: str | None) -> int:
-    from mmrl.commands.sweep.schedule import Schedule, left_of, told_failures
-    from mmrl.runs.sweeps import read_sweep
+def _run(plan: SweepPlan, interruption: Interruption, parallel: int, address: str | None) -> Sequence[Failure]:
+    from mmrl.commands.sweep.schedule import Schedule, left_of
+    from mmrl.runs.sweeps import load_sweep
     from mmrl.system.console import Console
 
     console = Console(0)
     console.lines(_opening(plan))
-    failures = []
+    failures: Sequence[Failure] = ()
     if left_of(plan):
         machine = _machine(plan, parallel, address)
         try:
@@ -133,12 +149,8 @@ def _run(plan: SweepPlan, interruption: Interruption, parallel: int, address: st
         finally:
             machine.close()
         interruption.check()
-    console.lines(["", *read_sweep(plan.folder).table().lines(), "", *_closing(plan)])
-    if failures:
-        codes = {failure.ended.exit_code or 10 for failure in failures}
-        print_error("mmrl: " + "\n".join(told_failures(failures)) + "\n")
-        return codes.pop() if len(codes) == 1 else 1
-    return 0
+    console.lines(["", *load_sweep(plan.folder).table().lines(), "", *_closing(plan)])
+    return failures
 
 
 def _machine(plan: SweepPlan, parallel: int, address: str | None) -> Machine:
@@ -174,11 +186,11 @@ def _closing(plan: SweepPlan) -> list[str]:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from mmrl.runs.sweeps import read_sweep
+    from mmrl.runs.sweeps import load_sweep
 
     given = [word for word in (*map(str, arguments.config), *arguments.overrides, arguments.seeds) if word]
     if given:
         raise ConfigError(f"--show takes no {given[0]}", where="mmrl sweep --show", possible="--metric, --min, --json")
-    table = read_sweep(arguments.show).table(arguments.metric, is_min=arguments.min)
+    table = load_sweep(arguments.show).table(arguments.metric, is_min=arguments.min)
     answer({"sweep": str(arguments.show), **table.data()}, table.lines(), as_json=arguments.json)
     return 0

@@ -19,7 +19,7 @@ from mmrl.plugin_host.registry import options_class
 from mmrl.runs.directory import check_place
 from mmrl.runs.files import replace_file, writing
 from mmrl.runs.resumption import changed_values
-from mmrl.runs.sweeps import SCHEMA, SWEEP, Sweep, is_sweep, read_sweep, told_value
+from mmrl.runs.sweeps import SCHEMA, SWEEP, Sweep, is_sweep, load_sweep, told_value
 from mmrl.system.redaction import Redactor, remember_secrets
 
 LOGS, GIVEN = "logs", "given"
@@ -101,7 +101,7 @@ class SweepPlan:
         """
         where, folder = "--folder", self.folder
         if is_sweep(folder):
-            _check_same(read_sweep(folder), self)
+            _check_same(load_sweep(folder), self)
             return
         found = {each.name for each in folder.iterdir()} if folder.is_dir() else set()
         others = sorted(name for name in found - _OWN if not name.startswith("."))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -181,7 +181,7 @@ def _duration(began: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def told_failures(failures: list[Failure]) -> list[str]:
+def told_failures(failures: Sequence[Failure]) -> list[str]:
     """Lines that tell which points failed, why, and where their consoles are."""
     lines = [f"{plural(len(failures), 'point')} did not come to the end:"]
     for failure in failures:
