@@ -319,13 +319,14 @@ def _loaded(
         run_dir = _value(tree, "trainer", "run_dir") or TrainerConfig.model_fields["run_dir"].default
         folder = Path(str(run_dir)).expanduser().absolute() / GIVEN
         check_place(folder.parent)
+    origins = Origins() if origins is None else origins
     named = partial(reference, folder=folder, origins=origins)
     with _kept_if_good(folder):
         values: dict[str, Any] = {}
         if rewards:
             single = isinstance(rewards, str | Mapping) or callable(rewards)
             listed = [rewards] if single else rewards
-            entries = [each if isinstance(each, Mapping) else {"name": each} for each in listed]
+            entries = [each if isinstance(each, Mapping) else _reward(each) for each in listed]
             values["rewards"] = [{**each, "name": named("reward", each.get("name"))} for each in entries]
         if algorithm is not None:
             values["algorithm"] = {"name": named("algorithm", algorithm)}
@@ -340,8 +341,17 @@ def _loaded(
             data["eval"] = entry(eval_dataset, "eval_dataset", _section(tree, "eval"), folder, "test")
         values |= {"data": data} if data else {}
         names = "arguments of mmrl.train"
-        cleared = Located.of({"data": {"eval": {}}} if sets else {}, names)
-        return load_config([base, cleared, Located.of(values, names), over], options_class=options_class)
+        cleared = [Located.of({"data": {"eval": {}}}, names)] if sets else []
+        layers = [base, *cleared, Located.of(values, names), over]
+        with _told(origins):
+            return load_config(layers, options_class=options_class)
+
+
+def _reward(given: Any) -> Mapping[str, Any]:
+    """The config's entry of a reward; a partial function has its values as options."""
+    if isinstance(given, partial) and not given.args:
+        return {"name": given.func, **given.keywords}
+    return {"name": given}
 
 
 def _environment(given: Any, named: Callable[[Kind, Any], str]) -> dict[str, Any]:

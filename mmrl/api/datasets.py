@@ -78,9 +78,12 @@ def rows_of(given: Any, argument: str) -> Iterable[Any]:
         rows: Iterable[Any] = given.iter_rows(named=True)
         return rows
     if isinstance(given, Mapping):
-        return _rows_of_columns(given, argument)
+        sets = named_sets(given)
+        return rows_of(next(iter(sets.values())), argument) if len(sets) == 1 else _rows_of_columns(given, argument)
     if isinstance(given, Iterable):
         return given
+    if hasattr(given, "__getitem__") and hasattr(given, "__len__"):  # of torch
+        return (given[number] for number in range(len(given)))
     if callable(given):  # a generator's function
         return rows_of(given(), argument)
     raise ConfigError(

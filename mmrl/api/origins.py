@@ -78,7 +78,7 @@ def _retold(definitions: list[_Definition], form: str, match: re.Match[str]) -> 
     """The place of a given file's line, or of the definition of that name; the match itself if it is of none."""
     for each in definitions:
         if match[1] == each.name:
-            return form.format(each.file, each.line)
+            return f"{each.name} of {form.format(each.file, each.line)}"
         if match[1].isdecimal() and each.first <= int(match[1]) <= each.last:
             return form.format(each.file, each.line + int(match[1]) - each.first)
     return match[0]

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,11 @@ def test_the_page_names_what_there_is() -> None:
 def late(rollouts: list[Rollout]) -> list[float]:
     """More for late letters."""
     return [sum(map(ord, each.text)) / 1000 for each in rollouts]
+
+
+def weighed(rollouts: list[Rollout], factor: float = 1.0) -> list[float]:
+    """A factor for each."""
+    return [factor for _ in rollouts]
 
 
 @pytest.mark.full
@@ -238,6 +244,8 @@ def test_a_module_gives_its_function_by_name(runs: Runs) -> None:
     assert config.rewards[0].name in (f"import:{__name__}:late", f"{Path(__file__)}:late")
     assert config.rewards[0].metric == "late" and not (runs.folder / "run").exists()
     assert _loaded(mapping(runs), {}, late, None, None).config.rewards == config.rewards
+    (scaled,) = _loaded(mapping(runs), {}, partial(weighed, factor=3.0)).config.rewards
+    assert scaled.name.endswith(":weighed") and scaled.options == {"factor": 3.0}
 
 
 def solve(guess: int) -> str:

@@ -33,7 +33,19 @@ def generated() -> Iterator[dict[str, Any]]:
     yield from ROWS
 
 
-@pytest.mark.parametrize("form", ["rows", "columns", "generator", "function", "pandas", "datasets", "stream"])
+class Indexed:
+    """As torch's datasets are."""
+
+    def __len__(self) -> int:
+        return len(ROWS)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return ROWS[range(len(ROWS))[number]]
+
+
+@pytest.mark.parametrize(
+    "form", ["rows", "columns", "generator", "function", "pandas", "datasets", "stream", "only split", "of torch"]
+)
 def test_rows_in_every_form_need_no_loaders_name(form: str, tmp_path: Path) -> None:
     import pandas as pd
 
@@ -48,6 +60,8 @@ def test_rows_in_every_form_need_no_loaders_name(form: str, tmp_path: Path) -> N
         "pandas": pd.DataFrame(COLUMNS, index=[7, 3]),
         "datasets": table,
         "stream": table.to_iterable_dataset(),
+        "only split": datasets.DatasetDict({"train": table}),
+        "of torch": Indexed(),
     }[form]
     data = loaded(tmp_path, dataset=given, eval_dataset=ROWS[:1])
     assert data.train.name == data.eval.name == "table"
@@ -82,6 +96,13 @@ def test_several_datasets_have_names_and_columns_are_one(tmp_path: Path) -> None
     assert not named_sets(COLUMNS) and not named_sets(ROWS) and not named_sets(sets)
     found = named_entries({"easy": ROWS, "hard": ROWS[1:]}, "eval_dataset", tmp_path, "test")
     assert [prompts(DatasetSpec(**each)) for each in found.values()] == [READ, READ[1:]]
+
+
+def test_named_evaluation_sets_take_the_place_of_the_configs(tmp_path: Path) -> None:
+    written = {"train": {"name": "table", "path": "x"}, "eval": {"name": "table", "path": "y", "split": "z"}}
+    data = loaded(tmp_path, written, eval_dataset={"easy": ROWS, "hard": ROWS[1:]})
+    assert {name: prompts(spec) for name, spec in data.evaluated.items()} == {"easy": READ, "hard": READ[1:]}
+    assert data.train.options["path"] == "x"
 
 
 @pytest.mark.parametrize(

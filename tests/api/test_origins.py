@@ -60,10 +60,10 @@ def test_an_error_names_the_cell_and_its_line_and_not_the_given_file(cell: Any, 
     assert isinstance(found, PluginError) and found.what == "reward 'length' raised ZeroDivisionError"
     assert found.where == "rollout 0; Cell In[3], line 6 in short" and found.remedy == "correct it"
     assert found.details == '  File "Cell In[3]", line 14, in length\n  File "worker.py", line 4, in call'
-    assert origins.told(f"length ({name})") == "length (Cell In[3], line 13)"
+    assert origins.told(f"length ({name})") == "length (length of Cell In[3], line 13)"
     assert origins.told(f"{file}:1") == f"{file}:1"  # of a constant
 
 
 def test_a_class_has_the_place_of_its_methods(cell: Any, tmp_path: Path) -> None:
     origins = Origins()
-    assert origins.told(reference("reward", cell.Judge, tmp_path, origins)) == "Cell In[3], line 8"
+    assert origins.told(reference("reward", cell.Judge, tmp_path, origins)) == "Judge of Cell In[3], line 8"
