@@ -267,8 +267,8 @@ class PromptEncoder(Protocol):
         """The prompt with its demonstration as completion, an end-of-sequence token appended.
 
         Args:
-            all_turns: True to make a segment by the policy of each of the assistant's turns after the first question;
-                the prompt then ends before the first of them.
+            all_turns: True to make a segment by the policy of each of the assistant's ``earlier_turns`` too; the prompt
+                then ends before the first of them.
 
         Raises:
             DataError: There is no demonstration, or it cannot be learned.

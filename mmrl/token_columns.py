@@ -30,7 +30,8 @@ class TokenColumn:
         known: The moment that it is known.
         record: Its field in records of rollouts; numbers by credit are one for all tokens there, or a list.
         title: Its name in messages.
-        role: The network that computes it; empty if none does. Before the step it is what ``Network.score`` answers.
+        role: The network that computes it; empty if none does. Before the step it is what ``Network.score`` answers, so
+            a network has one such column.
         need: The field of ``Needs`` that asks for it; empty if every run has it.
         replayed: Its key in batches of ``mmrl.testing.replay``, (B, T); empty if it has none.
         dtype: The type of its numbers; the loss takes all as float32.

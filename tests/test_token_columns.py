@@ -50,3 +50,9 @@ def test_columns_follow_from_needs_and_the_number_of_optimizer_steps(needs, upda
     names = {column.name for column in needs.columns(updates)}
     assert names == {"advantages", "sampler_logprobs", "logprobs", "entropy"} | asked
     assert needs.roles == (("policy", "reference") if "reference_logprobs" in asked else ("policy",))
+
+
+def test_a_network_answers_one_column_before_the_step():
+    """``Network.score`` has one answer, which learning and replay would take for both."""
+    roles = [column.role for column in COLUMNS if column.known == "before the step"]
+    assert len(set(roles)) == len(roles)

@@ -59,11 +59,10 @@ class GroupLearner(Learner):
 
     def samples(self, shares: Sequence[Sequence[int]], samples: Sequence[Sample]) -> list[PackedSamples]:
         """Each rank's samples, whose prompts are bare, one for all samples of a prompt; their images are there."""
-        prompts = {id(sample.prompt): sample.prompt for sample in samples}
-        known = {key: bare(prompt) for key, prompt in prompts.items()}
+        known = {prompt: bare(prompt) for prompt in {sample.prompt for sample in samples}}
         jobs = [
             PackedSamples(
-                Sample(known[id(sample.prompt)], sample.segments, experts=sample.experts)
+                Sample(known[sample.prompt], sample.segments, experts=sample.experts)
                 for sample in (samples[index] for index in share)
             )
             for share in shares

@@ -189,10 +189,8 @@ class GroupSampler(Sampler):
 
 def _packed(requests: Iterable[SamplingRequest]) -> PackedRequests:
     """The requests without the columns of their rows, one prompt for all requests of a row."""
-    known: dict[int, EncodedPrompt] = {}
-    return PackedRequests(
-        replace(each, prompt=known.setdefault(id(each.prompt), bare(each.prompt))) for each in requests
-    )
+    known: dict[EncodedPrompt, EncodedPrompt] = {}
+    return PackedRequests(replace(each, prompt=known.setdefault(each.prompt, bare(each.prompt))) for each in requests)
 
 
 def _shares(requests: Sequence[SamplingRequest], count: int) -> list[list[int]]:

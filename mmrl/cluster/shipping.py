@@ -114,11 +114,10 @@ def _samples(prompts: Any, places: Sequence[int], segments: Any, experts: Any) -
 
 def _pack_prompts(prompts: Iterable[EncodedPrompt]) -> tuple[Any, list[int]]:
     """Each different object once, and the place of each prompt among them."""
-    known: dict[int, tuple[int, EncodedPrompt]] = {}
-    places = [known.setdefault(id(prompt), (len(known), prompt))[0] for prompt in prompts]
-    unique = [prompt for _, prompt in known.values()]
-    parts = [(each.prompt, each.text, each.images, each.epoch) for each in unique]
-    return (parts, *_joined([each.token_ids for each in unique], np.int32)), places
+    known: dict[EncodedPrompt, int] = {}
+    places = [known.setdefault(prompt, len(known)) for prompt in prompts]
+    parts = [(each.prompt, each.text, each.images, each.epoch) for each in known]
+    return (parts, *_joined([each.token_ids for each in known], np.int32)), places
 
 
 def _prompts(parts: Sequence[Any], token_ids: Array, lengths: Sequence[int]) -> list[EncodedPrompt]:

@@ -152,8 +152,8 @@ class Needs:
         before_update: ``logprobs`` or ``entropy`` of all rows of an optimizer step before its loss.
         whole_groups: The rows of a group are in one micro-batch.
         last_state: Rows keep the last token of their completion; ``Batch.final_values``.
-        all_turns: Every turn of the assistant after the first question is learned where a demonstration is a
-            conversation, and not the last one alone.
+        all_turns: Every turn of the assistant after the first question that is not empty is learned where a
+            demonstration is a conversation, and not the last one alone.
     """
 
     reference_logprobs: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import dis
 import functools
 import math
 from collections.abc import Mapping, Sequence
@@ -54,21 +54,24 @@ def credit_of(algorithm: Algorithm, batch: Batch) -> Credit:
     """The algorithm's answer, which nothing has checked.
 
     Version 0.2.0 gave every demonstration advantage 1 and did not ask. Until the next version, with a warning, an
-    algorithm that learns from demonstrations gets that if its ``credit`` raises NotImplementedError or is inherited
-    from an algorithm that learns from something else.
+    algorithm that learns from demonstrations gets that if its ``credit`` can only raise, or is inherited from an
+    algorithm that learns from something else.
     """
     if algorithm.source == "demonstrations":
         owner = next(each for each in type(algorithm).__mro__ if "credit" in vars(each))
         is_own = owner is type(algorithm) or getattr(owner, "source", None) == algorithm.source
-        with contextlib.suppress(NotImplementedError):
-            if is_own:
-                return algorithm.credit(batch)
-        name = type(algorithm).__name__
-        warn_of_old_name(
-            f"{name}: advantage 1 of a demonstration that no credit is asked for", "that of its own credit"
-        )
-        return Credit(np.ones(len(batch.masks)))
+        if not is_own or _only_raises(vars(owner)["credit"]):
+            name = type(algorithm).__name__
+            what = f"{name}: advantage 1 of a demonstration that no credit is asked for"
+            warn_of_old_name(what, "that of its own credit")
+            return Credit(np.ones(len(batch.masks)))
     return algorithm.credit(batch)
+
+
+def _only_raises(function: object) -> bool:
+    """True of a function of Python whose code has no way to return, such as one that raises NotImplementedError."""
+    code = getattr(function, "__code__", None)
+    return code is not None and not any(each.opname.startswith("RETURN") for each in dis.get_instructions(code))
 
 
 def _check_credit(algorithm: Algorithm, batch: Batch, credit: Credit) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -49,6 +50,11 @@ class SampledStep:
     def kept(self) -> list[ScoredGroup]:
         """The groups that the algorithm keeps, of those of this step."""
         return [group for group in self.groups if group.kept]
+
+    @property
+    def learns_all(self) -> bool:
+        """True if the step learns from its own groups, from all of them and in their order."""
+        return len(self.learned) == len(self.groups) and all(map(operator.is_, self.learned, self.groups))
 
     @property
     def rounds(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 from mmrl.config.sections import Config
 from mmrl.errors import ResourceError
 from mmrl.ops.time_left import times_due
+from mmrl.step.gather import Source
 from mmrl.system.report import rows
 
 _RECORD_BYTES_PER_TOKEN = 24
@@ -30,19 +31,14 @@ class Arithmetic:
         shares: Each training dataset's source, its prompts, and its share of the prompts that are drawn.
         longest: Tokens of the longest training prompt.
         evaluated: Prompts of each evaluation set, by its name.
-        samples: False if the run learns from its rows' demonstrations, of which each row is one.
+        source: The source of the run's steps.
     """
 
     config: Config
     shares: Sequence[tuple[str, int, float]]
     longest: int
     evaluated: Mapping[str, int]
-    samples: bool = True
-
-    @property
-    def learned(self) -> str:
-        """The noun for the texts that a step learns from."""
-        return "completions" if self.samples else "demonstrations"
+    source: type[Source]
 
     @property
     def rows(self) -> int:
@@ -52,14 +48,15 @@ class Arithmetic:
     def data(self) -> dict[str, Any]:
         """For a program."""
         trainer, sampler, learner = self.config.trainer, self.config.sampler, self.config.learner
-        texts = trainer.prompts_per_step * (sampler.group_size if self.samples else 1)
-        longest = {"longest_sample": self.longest + self.config.max_completion_tokens} if self.samples else {}
+        what, samples = self.source.texts, self.source.samples
+        texts = trainer.prompts_per_step * (sampler.group_size if samples else 1)
+        longest = {"longest_sample": self.longest + self.config.max_completion_tokens} if samples else {}
         return {
             "prompts_per_step": trainer.prompts_per_step,
-            f"{self.learned}_per_step": texts,
+            f"{what}_per_step": texts,
             "updates_per_step": learner.minibatches * learner.epochs,
-            f"{self.learned}_per_update": round(texts / learner.minibatches, 1),
-            f"{self.learned}_per_rank": round(texts / self.config.cluster.ranks, 1),
+            f"{what}_per_update": round(texts / learner.minibatches, 1),
+            f"{what}_per_rank": round(texts / self.config.cluster.ranks, 1),
             "steps": trainer.steps,
             "updates": trainer.steps * learner.minibatches * learner.epochs,
             "epochs_of_data": round(trainer.steps * trainer.prompts_per_step / self.rows, 2),
@@ -82,8 +79,9 @@ class Arithmetic:
 
     def lines(self) -> list[str]:
         """For a person."""
-        data, what = self.data(), self.learned
-        prompts = f"{data['prompts_per_step']} prompts x {self.config.sampler.group_size} = " if self.samples else ""
+        data, what = self.data(), self.source.texts
+        size = f"{data['prompts_per_step']} prompts x {self.config.sampler.group_size} = "
+        prompts = size if self.source.samples else ""
         lines = [
             f"{prompts}{data[f'{what}_per_step']} {what} a step; {_times(data['updates_per_step'], 'optimizer step')} "
             f"of {data[f'{what}_per_update']:g}",

@@ -36,10 +36,10 @@ def opening(config: Config, setup: RunSetup, directory: Path, begins: str) -> li
         how = [setup.reading] if source is setup.training else []
         report.show(source.name.removeprefix("data."), [*lines, *how])
     if not setup.step_source.samples:
-        report.show("learned", [f"demonstrations {setup.encoder.targets}"])
+        report.show("learned", [f"{setup.step_source.texts} {setup.encoder.targets}"])
     evaluated = {name: len(source) for name, source in setup.evaluations.items()}
-    shares, longest, samples = setup.training.shares, setup.training.longest, setup.step_source.samples
-    report.show("batches", Arithmetic(config, shares, longest, evaluated, samples=samples).lines())
+    shares, longest = setup.training.shares, setup.training.longest
+    report.show("batches", Arithmetic(config, shares, longest, evaluated, setup.step_source).lines())
     report.show("files", [_files(config, setup)])
     goes_on = config.trainer.save_optimizer != "none"
     then = "the same command goes on" if goes_on else "the run cannot go on (trainer.save_optimizer is none)"
@@ -159,8 +159,8 @@ def _course(values: Mapping[int, float], name: str, trainer: TrainerConfig) -> s
 
 def _files(config: Config, setup: RunSetup) -> str:
     """The files to look at."""
-    learned = "completions" if setup.step_source.samples else "demonstrations with their log-probs"
-    files = ["metrics.jsonl has the curves", f"rollouts/ the {learned}"]
+    beside = "" if setup.step_source.samples else " with their log-probs"
+    files = ["metrics.jsonl has the curves", f"rollouts/ the {setup.step_source.texts}{beside}"]
     files += ["evaluations/ the answers"] if config.evaluations and config.trainer.eval_every else []
     return f"{', '.join(files)}; warnings and errors, if there are any, are in events.jsonl"
 

@@ -31,12 +31,12 @@ class Source(ABC):
 
     Attributes:
         samples: True if each step samples the policy, and rewards score it; else rows have the completions.
-        groups: The noun for its groups.
+        texts: The noun for the texts that a step learns from.
         carried: Groups of skipped steps, to be used first in the next one. The weights have not moved since then.
     """
 
     samples: ClassVar[bool]
-    groups: ClassVar[str]
+    texts: ClassVar[str]
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Source(ABC):
 class Given(Source):
     """The dataset's own completions: each demonstration is a group of one, without a reward."""
 
-    samples, groups = False, "demonstrations"
+    samples, texts = False, "demonstrations"
 
     def make(self, prompt: Prompt) -> Sample:
         return self._encoder.demonstrate(self._encoder.encode(prompt), all_turns=self._algorithm.needs().all_turns)
@@ -81,7 +81,7 @@ class Given(Source):
 class Rollouts(Source):
     """Completions of the policy itself, scored by rewards."""
 
-    samples, groups = True, "rollouts"
+    samples, texts = True, "completions"
 
     def make(self, prompt: Prompt) -> EncodedPrompt:
         return self._encoder.encode(prompt)

@@ -31,7 +31,7 @@ from mmrl.system.profiling import Profiler
 from mmrl.system.rng_state import generators, seed_generators, set_generators
 from mmrl.system.signals import Interruption, Stopped
 from mmrl.system.watchdog import Watchdog
-from mmrl.types import CreditedGroup
+from mmrl.types import Batch, CreditedGroup
 
 
 class Recorder(UpdateRecorder, EvaluationRecorder, Protocol):
@@ -328,13 +328,17 @@ class Trainer:
                 with clock.phase("check"):
                     self._check.check_first(found.rollouts, self._engine)
                 self._is_checked = True
+            batch = self._collector.batch(found.groups)
+            measured = step_metrics(
+                found, batch, self._config.accuracy, refills=self._algorithm.needs().refill is not None
+            )
             if found.learned:
                 with self._engine.learning() as learner:
-                    result = self._learn(found, learner, clock)
+                    result = self._learn(found, batch if found.learns_all else None, learner, clock)
         finally:  # groups are recorded before their numbers can stop the run
             with clock.phase("record"):
                 self._recorder.rollouts(step, step_groups(found, result.groups), state)
-        values = {**result.metrics, **self._metrics(found), **self._check.check_step(step, result.groups)}
+        values = {**result.metrics, **measured, **self._check.check_step(step, result.groups)}
         if not found.is_given and values.get("advantage/abs_mean") == 0:
             self._recorder.event("no_signal", message=f"step {step} taught nothing: every advantage is 0", step=step)
         self._notice.look(step, values)
@@ -342,13 +346,11 @@ class Trainer:
         with plugin_errors(self._algorithm, "observe"):
             return values | dict(self._algorithm.observe(dict(values)))
 
-    def _metrics(self, found: SampledStep) -> dict[str, float]:
-        """The metrics of the step's groups."""
-        refills = self._algorithm.needs().refill is not None
-        return step_metrics(found, self._collector.batch(found.groups), self._config.accuracy, refills=refills)
-
-    def _learn(self, found: SampledStep, learner: Learner, clock: Clock) -> StepResult:
+    def _learn(self, found: SampledStep, batch: Batch | None, learner: Learner, clock: Clock) -> StepResult:
         """Learn from the step's groups, and record each optimizer step.
+
+        Args:
+            batch: Their rollouts, if they are known as one.
 
         Raises:
             NumericsError: Too many optimizer steps in a row came to nothing.
@@ -363,7 +365,7 @@ class Trainer:
             elif update.phase == "update":
                 self._updates.note(found.step, update, settings.num_updates)
 
-        return timed(learn(found.learned, self._algorithm, learner, settings), clock, note)
+        return timed(learn(found.learned, self._algorithm, learner, settings, batch=batch), clock, note)
 
     @contextmanager
     def _recording(self) -> Iterator[None]:

@@ -2,7 +2,8 @@
 
 It is a fresh interpreter, never a fork: the parent holds the threads of torch and vLLM. It has a session of its own, so
 Ctrl-C does not reach it and a kill takes its children too. Requests are pickles of our own, replies are lines of JSON:
-the parent unpickles nothing that a plugin made. Prints go nowhere: a plugin cannot reach the stream for replies.
+the parent unpickles nothing that a plugin made. Prints go nowhere: a plugin cannot reach the stream for replies. The
+use of an old name of mmrl is told in the parent.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 
+from mmrl.errors import OldNameWarning
 from mmrl.system.redaction import names_a_secret
 
 if TYPE_CHECKING:
@@ -123,6 +126,8 @@ class WorkerProcess:
         if not isinstance(reply, dict):
             self.kill()
             raise WorkerProcessEnded("something else wrote to its stream for replies", "")
+        for message, file, number in reply.pop("old_names", ()):
+            warnings.warn_explicit(str(message), OldNameWarning, str(file), int(number))
         return reply
 
     def stop(self) -> None:
@@ -211,6 +216,8 @@ class Line:
         with open(os.devnull, "r+b") as nowhere:
             for stream in (0, 1, 2):
                 os.dup2(nowhere.fileno(), stream)
+        self._old_names: list[tuple[str, str, int]] = []
+        warnings.showwarning = self._note  # the hook that Python's documentation names for this
 
     def __iter__(self) -> Iterator[Any]:
         with contextlib.suppress(EOFError):
@@ -220,8 +227,22 @@ class Line:
     def send(self, reply: Reply) -> None:
         if os.getpid() != self._pid:
             os._exit(1)
-        self._replies.write(json.dumps(reply).encode() + b"\n")
+        told, self._old_names = self._old_names, []
+        self._replies.write(json.dumps(reply | ({"old_names": told} if told else {})).encode() + b"\n")
         self._replies.flush()
+
+    def _note(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        """Keep a warning of an old name for the next reply; nobody would read others."""
+        if issubclass(category, OldNameWarning):
+            self._old_names.append((str(message), filename, lineno))
 
 
 def _die_with_parent() -> None:

@@ -22,6 +22,7 @@ from mmrl.types.prompt import (
     Prompt,
     RawImage,
     SampleKey,
+    earlier_turns,
 )
 from mmrl.types.rollout import (
     ENVIRONMENT,
@@ -76,4 +77,5 @@ __all__ = [
     "TokenLoss",
     "TrainingRow",
     "Turn",
+    "earlier_turns",
 ]

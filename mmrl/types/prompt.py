@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +63,13 @@ class Message:
 IMAGE_PLACEHOLDER = "<image>"
 
 
+def earlier_turns(messages: Sequence[Message]) -> list[int]:
+    """Places of the assistant's turns after the first question, without those that are empty: they teach nothing."""
+    roles = [message.role for message in messages]
+    after = enumerate(messages[roles.index("user") :], roles.index("user")) if "user" in roles else ()
+    return [place for place, each in after if each.role == "assistant" and each.content.strip()]
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A completion that the dataset gives to be compared with others. Nothing reads it yet.
@@ -105,9 +112,9 @@ class Prompt:
     candidates: tuple[Candidate, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class EncodedPrompt:
-    """A dataset row in the model's tokens.
+    """A dataset row in the model's tokens. It equals itself alone, so that a table can have an entry for each.
 
     Attributes:
         prompt: The row; its images are in ``images`` alone.

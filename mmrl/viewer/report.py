@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -217,8 +218,9 @@ def _lacking_groups(counts: Mapping[str, Sequence[int]]) -> Iterator[str]:
 
 
 def _rest_of(report: PageReport, run: ViewedRun, number: int) -> Iterator[str]:
+    yield from _unreadable(report, number)
     known = list(run.files("step"))
-    inside = [step for step in known if f"run/{number}/step/{step}" in report.documents]
+    inside = [step for step in known if "groups" in report.documents.get(f"run/{number}/step/{step}", ())]
     if others := len(known) - len(inside):
         names = ", ".join(map(str, inside[:_TOLD_STEPS])) or "none"
         names += f" and {len(inside) - _TOLD_STEPS} more" if len(inside) > _TOLD_STEPS else ""
@@ -229,6 +231,17 @@ def _rest_of(report: PageReport, run: ViewedRun, number: int) -> Iterator[str]:
             yield f"answers of all {len(files)} {name}"
         elif len(files) > 1:
             yield f"answers of {len(files) - 1} of {len(files)} {name}: the last one is inside"
+
+
+def _unreadable(report: PageReport, number: int) -> Iterator[str]:
+    """A sentence for each table, and for each table's groups, that have a problem in place of their content."""
+    problems = defaultdict[str, list[str]](list)
+    for resource, document in report.documents.items():
+        place = re.fullmatch(rf"run/{number}/(\w+)/(\d+)(/group)?.*", resource)
+        if place and "problem" in document:
+            reason, _, _ = str(document["problem"]).partition("\n")
+            problems[f"{place[1]} {place[2]}{' has groups that cannot be read' if place[3] else ''}"].append(reason)
+    yield from (f"{name}: {reasons[0]}" for name, reasons in problems.items())
 
 
 def _escaped(value: Any) -> str:

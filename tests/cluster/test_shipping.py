@@ -112,6 +112,13 @@ def test_a_prompt_travels_once_and_nothing_is_copied_when_it_arrives():
     assert len(buffers_of_rows) == 3 + 4
 
 
+def test_prompts_of_one_key_stay_apart():
+    """A prompt and the same one with blank images share a key."""
+    shown, blank = prompt("a", 5, images=1), prompt("a", 7, images=1)
+    found, _ = sent(PackedSamples([Sample(each, (segment(2),)) for each in (shown, blank, shown)]))
+    assert [len(each.prompt.token_ids) for each in found] == [5, 7, 5] and found[0].prompt is found[2].prompt
+
+
 def test_requests_arrive_to_the_bit():
     shared = prompt("a", 5, images=1)
     expected = [

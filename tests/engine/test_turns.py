@@ -421,6 +421,23 @@ def test_with_its_last_turn_alone_a_conversation_is_a_prompt_and_a_completion(fa
     assert last.prompt.token_ids.tolist() == every.prompt.token_ids.tolist()
 
 
+@pytest.mark.parametrize("at", [1, 3])
+def test_an_earlier_turn_that_is_empty_is_read_and_not_learned(at, vision):
+    texts = ["2+2?", "4", "3+3?", "6", "4+4?", "8"]
+    texts[at] = " \n"
+    *messages, last = (Message(("user", "assistant")[i % 2], text) for i, text in enumerate(texts))
+    sample = vision.encoder.demonstrate(
+        vision.encoder.encode(Prompt("row", tuple(messages), demonstration=last.content)), all_turns=True
+    )
+    decode = vision.folder.tokenizer.decode
+    learned = [decode(s.token_ids) for s in sample.segments if s.by_policy]
+    assert learned == [f"{text}<|im_end|>" for place, text in enumerate(texts) if place % 2 and place != at]
+    assert sample.prompt.text.count("<|im_start|>user") == (2 if at == 1 else 1)  # the first question that is answered
+    ids = [*sample.prompt.token_ids.tolist(), *sample.token_ids.tolist()]
+    parts = [as_message(vision, message.role, (message.content,)) for message in (*messages, last)]
+    assert ids == whole_ids(vision, parts, ())[: len(ids)]
+
+
 @pytest.mark.parametrize("at", [0, 2, 3])
 def test_turns_that_hold_special_tokens_are_no_demonstrations(at, vision):
     texts = ["2+2?", "4", "3+3?", "6"]

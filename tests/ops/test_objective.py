@@ -224,6 +224,17 @@ def test_demonstrations_may_lack_a_credit_for_one_more_version(batch, monkeypatc
         assign_credit(Weighted({}), batch)
 
 
+def test_what_torch_lacks_in_the_credit_of_demonstrations_is_an_error(batch, monkeypatch):
+    """torch raises NotImplementedError too, in the frame of the credit itself."""
+
+    def credit(self, batch):
+        return Credit(torch.zeros(3, device="meta").numpy(force=True))
+
+    monkeypatch.setattr(Taught, "credit", credit)
+    with pytest.raises(PluginError, match="NotImplementedError"):
+        assign_credit(Taught({}), batch)
+
+
 def test_credit_may_be_anything_where_no_token_is_in_the_loss(batch, monkeypatch):
     credit = Credit([np.zeros(2), np.array([1.0, NAN, NAN, 1.0]), np.full(3, NAN)], keep=np.array([1, 1, 0], bool))
     monkeypatch.setattr(Weighted, "credit", lambda self, batch: credit)

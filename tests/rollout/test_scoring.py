@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mmrl.config.plugin_specs import RewardSpec
-from mmrl.errors import ConfigError, PluginError
+from mmrl.errors import ConfigError, OldNameWarning, PluginError
 from mmrl.rollout.rewards.failures import Failures, RewardError
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.types import EncodedPrompt, Message, Prompt, Rollout, RolloutGroup
@@ -65,6 +65,9 @@ def spoils(rollouts):
 
 def colour(rollouts):
     return [float(r.columns["colour"] == "red") for r in rollouts]
+
+def old(rollouts):
+    return [float(r.prompt.answer) for r in rollouts]
 
 def pid(rollouts):
     return [os.getpid()] * len(rollouts)
@@ -322,6 +325,13 @@ def test_a_crash_costs_its_rollouts_whatever_on_error_says_and_leaves_no_childre
 def test_no_reward_sees_what_another_did_to_its_input(spec):
     scored = score(spec("spoils"), after := spec("colour"))
     assert scored.components[after.metric].tolist() == [1, 1, 1]
+
+
+def test_the_use_of_an_old_name_is_told_here_with_its_line(spec):
+    with pytest.warns(OldNameWarning, match="rollout.prompt.answer is now") as told, Scorer([spec("old")], 1) as scorer:
+        assert scorer.submit(group(), Failures()).result(60).rewards.tolist() == [7.0] * 3
+    (warning,) = told
+    assert warning.filename.endswith("rewards.py") and "r.prompt.answer" in REWARDS.split("\n")[warning.lineno - 1]
 
 
 def test_workers_do_not_see_secrets_and_run_rewards_in_their_main_thread(spec, monkeypatch):

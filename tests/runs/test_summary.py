@@ -11,6 +11,7 @@ import pytest
 
 from mmrl.config.load import from_mapping
 from mmrl.runs.summary import _files, closing
+from mmrl.step.gather import Given, Rollouts
 from tests.faults.runs import Runs, events, records, steps
 
 
@@ -117,7 +118,7 @@ def test_a_run_proposes_its_replay_and_names_what_it_has_recorded(samples: bool)
     lines = closing(from_mapping(base), Path("run"), metrics, policy)
     assert "mmrl replay run" in "\n".join(lines)
     assert lines[0] == "done       1 step; run" and "loss/total: 2.5 at step 1" in lines[1]
-    setup: Any = SimpleNamespace(step_source=SimpleNamespace(samples=samples))
+    setup: Any = SimpleNamespace(step_source=Rollouts if samples else Given)
     evaluated = from_mapping(
         {**base, "data": {"train": {"name": "t"}, "eval": {"name": "t"}}, "rewards": [{"name": "r"}]}
     )

@@ -26,6 +26,7 @@ from mmrl.engine_api import Learner, SamplingRequest, UpdateResult
 from mmrl.errors import ConfigError, DataError, DeviceBusyError, NumericsError, PluginError, ResourceError
 from mmrl.interfaces import Aggregation, Algorithm, Needs, Refill
 from mmrl.ops.alarms import Looked
+from mmrl.rollout import batch as rollout_batch
 from mmrl.rollout.collector import Collector
 from mmrl.rollout.rewards.failures import Failure, Failures, RewardError
 from mmrl.rollout.rewards.scorer import Scorer
@@ -419,6 +420,23 @@ def test_a_step_waits_for_slow_rewards_only_as_long_as_they_take_beyond_generati
         done = run(scorer=scorer, rewards=[{"name": name}], trainer={"steps": 2, "prompts_per_step": 4}).fit()
     # Four groups take 0.8 s to score one after the other, in which the next ones are generated.
     assert done.recorder.logged[2]["perf/generate_s"] > 1.2 and done.recorder.logged[2]["perf/score_s"] < 0.4
+
+
+@pytest.mark.parametrize(("needs", "times"), [(Needs(), 3), (Needs(refill=Refill(1)), 6)])
+def test_a_steps_groups_are_one_batch_once(needs, times, run, monkeypatch):
+    """Twice where some are rejected: metrics are of all groups, credit is for those that are kept."""
+    made, plain = [], rollout_batch.batch_of
+
+    def counting(groups, *rest):
+        made.append(len(groups))
+        return plain(groups, *rest)
+
+    for module in ("step.learn", "rollout.collector"):
+        monkeypatch.setattr(f"mmrl.{module}.batch_of", counting)
+    monkeypatch.setattr(GRPO, "needs", lambda self: needs)
+    monkeypatch.setattr(GRPO, "select", lambda self, groups: [False] + [True] * (len(groups) - 1))
+    run().fit()
+    assert len(made) == times
 
 
 def test_one_optimizer_step_needs_no_old_logprobs(run):

@@ -217,6 +217,23 @@ def test_steps_whose_table_finds_no_room_are_not_said_to_be_inside(run: Path, mo
     assert "rollouts of 1 of 2 recorded steps (inside: 1); --step N chooses" in left_out
 
 
+def test_steps_and_groups_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    for name in ("rollouts/step-000001", "evaluations/step-000002"):
+        (run / f"{name}.parquet").write_bytes(b"PAR1 and then nothing")
+    left_out = make_report([run]).left_out
+    assert [each.partition(":")[0] for each in left_out[:2]] == ["step 1", "evaluation 2"]
+    assert "no record of a rollout" in left_out[0] and "rollouts of 1 of 2 recorded steps (inside: 2)" in left_out[2]
+    document = Pages.document
+
+    def damaged(self: Pages, resource: str) -> Any:
+        return {"problem": "its page is damaged\nat 3"} if "step/2/group" in resource else document(self, resource)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pages, "document", damaged)
+        assert "step 2 has groups that cannot be read: its page is damaged" in make_report([run]).left_out
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

@@ -380,8 +380,7 @@ class _Examination:
         source = self.setup.training
         self.config = self.setup.count_steps(source.num_rows if self._is_ahead else None)
         evaluated = {name: len(source) for name, source in self.setup.evaluations.items()}
-        samples = self.setup.step_source.samples
-        arithmetic = Arithmetic(self.config, source.shares, source.longest, evaluated, samples=samples)
+        arithmetic = Arithmetic(self.config, source.shares, source.longest, evaluated, self.setup.step_source)
         self.report.add("batches", arithmetic.data(), arithmetic.lines())
         for warning in arithmetic.warnings():
             self.report.warn(warning)
@@ -392,7 +391,7 @@ class _Examination:
             self._image_bytes(),
             evaluated=evaluated,
             observed_bytes=max(self._observed, default=0),
-            demonstrated=None if samples else float(np.mean(self._demonstrated or [0])),
+            demonstrated=None if self.setup.step_source.samples else float(np.mean(self._demonstrated or [0])),
         )
         self.report.add("disk", room.data(), room.lines())
         for problem in room.problems():

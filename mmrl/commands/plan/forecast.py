@@ -232,7 +232,7 @@ class _Forecast:
             "flops": flops,
         }
         assumed = "assumed, each" if self.samples else "mean"
-        what = "completions" if config.environment is None else "episodes"
+        what = "episodes" if self.samples and config.environment is not None else self.setup.step_source.texts
         lines = [
             f"{data['completions']} {what} of {completion:g} tokens ({assumed}): {unshared} tokens with their "
             f"prompts, {one.tokens} as packed for each optimizer step",

@@ -42,7 +42,6 @@ from mmrl.rollout.rewards.scorer import Scorer, Scoring
 from mmrl.runs.history import metrics_of, read_ledger
 from mmrl.runs.resumption import Change, changed_config, plain_config
 from mmrl.runs.run_warnings import config_warnings
-from mmrl.step.gather import SOURCES
 from mmrl.types import ScoredGroup
 
 REPLAYED = ("rewards", "algorithm", "environment.weights", "trainer.eval_metric")
@@ -264,7 +263,7 @@ def _changed(
 
 def _groups_of(algorithm: PluginSpec) -> str:
     """The noun for the groups that an algorithm learns from."""
-    return SOURCES[cast(type[Algorithm], registry.resolve("algorithm", algorithm)).source].groups
+    return cast(type[Algorithm], registry.resolve("algorithm", algorithm)).source
 
 
 def _unknowable(record: RecordedStep, result: Rerun) -> Iterator[str]:

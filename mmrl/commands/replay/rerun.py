@@ -28,7 +28,7 @@ from mmrl.rollout.records import RecordedStep
 from mmrl.step.check import LogprobCheck
 from mmrl.step.learn import LearnSettings, StepResult, Update, finished, learn
 from mmrl.token_columns import COLUMNS, POLICY, TokenColumn
-from mmrl.types import CreditedGroup, FloatArray, Rollout, Sample, SampleKey, ScoredGroup, TrainingRow
+from mmrl.types import CreditedGroup, FloatArray, Rollout, Sample, SampleKey, ScoredGroup, TrainingRow, earlier_turns
 
 ROUTERS_LOSS = "loss/router_aux"
 """The part of the loss that the routers of a mixture of experts add: a function of the model, not of the record."""
@@ -276,9 +276,8 @@ def lacking(algorithm: Algorithm, config: Config, record: RecordedStep, trained:
 def otherwise_cut(needs: Needs, record: RecordedStep, trained: Sequence[int]) -> list[str]:
     """A phrase for demonstrations of which the algorithm learns other turns than the run did, if there are any."""
     for rollout in (each for place in trained for each in record.groups[place].rollouts if each.is_given):
-        roles = [message.role for message in rollout.messages]
-        before = roles[roles.index("user") :].count("assistant") if "user" in roles else 0
-        if sum(segment.by_policy for segment in rollout.segments) != 1 + before * needs.all_turns:
+        before = len(earlier_turns(rollout.messages)) if needs.all_turns else 0
+        if sum(segment.by_policy for segment in rollout.segments) != 1 + before:
             return [f"demonstrations with {'all turns' if needs.all_turns else 'the last turn alone'} to learn"]
     return []
 

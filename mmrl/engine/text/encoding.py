@@ -30,6 +30,7 @@ from mmrl.types import (
     Prompt,
     Sample,
     Segment,
+    earlier_turns,
 )
 
 OBSERVATION = "observation"
@@ -204,16 +205,17 @@ class Encoder:
         return Segment(token_ids, False, np.zeros(len(token_ids), np.float32), images=images, role=role)
 
     def _whole(self, prompt: EncodedPrompt, demonstration: str) -> Sample:
-        """A row's conversation, with all turns of the assistant after the first question as the policy's."""
+        """A row's conversation, with its ``earlier_turns`` and the demonstration as the policy's."""
         messages = (*prompt.prompt.messages, Message("assistant", demonstration))
-        first = _first_turn(messages)
+        learned = {*earlier_turns(messages[:-1]), len(messages) - 1}
+        first = min(learned)
         images = iter(prompt.images)
         refs = tuple(islice(images, sum(map(self._num_images, messages[:first]))))
         text = self._render(replace(prompt.prompt, messages=messages[:first]))
         ids = self._expand(self._tokenize(text, prompt.id), [(ref.width, ref.height) for ref in refs], prompt.id)
         segments, between = list[Segment](), list[Message]()
-        for message in messages[first:]:
-            if message.role != "assistant":
+        for place, message in enumerate(messages[first:], first):
+            if place not in learned:
                 between.append(message)
                 continue
             if self._num_images(message) and message is not messages[-1]:
@@ -292,12 +294,6 @@ class Encoder:
             return np.array(ids, np.int32)
         images = iter(self._folder.images.expansion(*size) for size in sizes)
         return np.array([i for token in ids for i in (next(images) if token == image_token else (token,))], np.int32)
-
-
-def _first_turn(messages: Sequence[Message]) -> int:
-    """The index of the first message of the assistant that answers; the last message's if none does before."""
-    roles = [message.role for message in messages]
-    return roles.index("assistant", roles.index("user")) if "user" in roles else len(roles) - 1
 
 
 def unexpanded(token_ids: IntArray, images: Sequence[ImageRef], folder: ModelFolder) -> list[int]:

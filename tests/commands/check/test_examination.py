@@ -22,6 +22,7 @@ from mmrl.engine.network import family
 from mmrl.engine.network.family import FAMILIES
 from mmrl.engine.network.features import Limit
 from mmrl.runs.budget import Arithmetic, disk
+from mmrl.step.gather import Given, Rollouts
 
 ANSWERS = [f"\\frac {{ {number} }} {{ 7 }}" for number in (8, 9, 10, 11, 12, 13, 15, 16, 17, 18)] * 2
 
@@ -329,7 +330,7 @@ def test_a_run_that_learns_from_demonstrations_has_numbers_of_its_own() -> None:
         "cluster": {"name": "ray", "ranks": 2},
     }
     config = from_mapping(plain)
-    learned = Arithmetic(config, [("table", 200, 1.0)], 10**6, {}, samples=False)
+    learned = Arithmetic(config, [("table", 200, 1.0)], 10**6, {}, Given)
     assert learned.lines() == [
         "16 demonstrations a step; 2 optimizer steps of 8",
         "10 steps = 0.8 epochs of 200 rows, 20 optimizer steps",
@@ -341,7 +342,7 @@ def test_a_run_that_learns_from_demonstrations_has_numbers_of_its_own() -> None:
     data = {"train": {"name": "table"}, "eval": {"name": "table"}}
     evaluating = from_mapping({**plain, "data": data, "rewards": [{"name": "right"}]})
     assert disk(evaluating, 1000, [10], 0, demonstrated=50.0, evaluated={"": 3}).rollouts > room.rollouts
-    sampled = Arithmetic(config, [("table", 200, 1.0)], 10**6, {})
+    sampled = Arithmetic(config, [("table", 200, 1.0)], 10**6, {}, Rollouts)
     assert sampled.lines()[0] == "16 prompts x 8 = 128 completions a step; 2 optimizer steps of 64"
     assert len(list(sampled.warnings())) == 1
 

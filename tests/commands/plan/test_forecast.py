@@ -180,6 +180,19 @@ def test_a_step_may_have_more_prompts_than_there_are(plan: Plan) -> None:
     assert code == 0 and found["data"]["prompts_looked_at"] == ROWS and found["step"]["completions"] == 200
 
 
+def test_a_run_on_demonstrations_has_the_noun_that_check_has(
+    config: Callable[..., Path], models: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = config(
+        models("qwen2"),
+        algorithm={"name": "sft"},
+        rewards=[],
+        data={"train": {"name": "table", "path": str(tmp_path / "rows.jsonl"), "demonstration": "answer"}},
+    )
+    assert main(["plan", str(path)]) == 0
+    assert "3 demonstrations of 2 tokens (mean)" in capsys.readouterr().out
+
+
 def test_without_its_data_a_plan_assumes_the_longest_prompts(plan: Plan) -> None:
     data = {"train": {"name": "geometry3k"}, "max_prompt_tokens": 100}
     code, found, _ = plan(data=data, rewards=[{"name": "math"}])
