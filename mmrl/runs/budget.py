@@ -19,7 +19,7 @@ _RECORD_BYTES_PER_TOKEN = 24
 _RECORD_BYTES_PER_NUMBER = 4
 """A float32's bytes in RUN/rollouts: each of several optimizer steps adds a log-prob and an entropy."""
 _RECORD_BYTES_PER_PROMPT_TOKEN = 8
-_RECORD_BYTES_PER_STEP = 20_000
+_RECORD_BYTES_PER_STEP = 15_000
 """A file's schema and the heads of its columns."""
 
 

@@ -488,6 +488,21 @@ def bytes_per_token(file: Path | io.BytesIO, tokens: int) -> dict[str, float]:
     return {name: size / tokens for name, size in sorted(sizes.items(), key=lambda item: -item[1])}
 
 
+def test_a_small_file_has_a_small_head_and_one_with_a_larger_head_is_read_alike(tmp_path: Path) -> None:
+    """Files had statistics of each column, and the schema in Arrow's form too."""
+    file = write(tmp_path, realistic(1, 1, 8, 9))
+    assert file.stat().st_size < 16_000
+    older = tmp_path / "old" / "rollouts" / file.name
+    older.parent.mkdir(parents=True)
+    metadata = pq.ParquetFile(file).metadata.metadata
+    pq.write_table(
+        pq.ParquetFile(file).read().cast(writing.GROUP).replace_schema_metadata(metadata), older, compression="zstd"
+    )
+    assert older.stat().st_size > 25_000 and b"ARROW:schema" in pq.ParquetFile(older).metadata.metadata
+    assert list(read_lines(older)) == list(read_lines(file))
+    same(read_step(older).groups[0].credited, read_step(file).groups[0].credited)
+
+
 def test_a_token_takes_at_most_14_bytes_with_one_update() -> None:
     made, file = realistic(), io.BytesIO()
     writing.write_groups(file, made, {}, Redactor())

@@ -9,7 +9,7 @@ that nothing fills yet are null, so that files of later versions have the same c
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -120,6 +120,10 @@ GROUP = pa.schema(
 FIELDS = frozenset((*GROUP.names, *(field.name for field in ROLLOUT), "algorithm_state", "failed"))
 """All fields of records, also of those in JSON."""
 EPISODE = ("episode", "components", "failure")
+AS_JSON = ("answer", "columns", "arguments", "info")
+"""Fields of rows, calls and turns that are JSON in their columns."""
+_ABSENT = ("file_size", "text", "image")
+"""Fields that an image, or a part of an observation, lacks where they are null."""
 _OF_PROMPT = (
     "source",
     "messages",
@@ -169,9 +173,26 @@ def escaped(text: str) -> str:
     return _ESCAPE + json.dumps(text) if text.startswith(_ESCAPE) else text
 
 
-def unescaped(text: Any) -> Any:
-    """The text that ``escaped`` was given; anything else as it is."""
-    return json.loads(text[1:]) if isinstance(text, str) and text.startswith(_ESCAPE) else text
+def unescaped(text: str) -> Any:
+    """The text that ``escaped`` was given."""
+    return json.loads(text[1:]) if text.startswith(_ESCAPE) else text
+
+
+def _read(value: Any) -> Any:
+    """A value of a column, or a whole row, as records have it."""
+    match value:
+        case str():
+            return unescaped(value)
+        case list() | tuple():
+            return [_read(each) for each in value]
+        case dict():
+            known = {name: each for name, each in value.items() if each is not None or name not in _ABSENT}
+            return {
+                name: json.loads(each) if name in AS_JSON and each is not None else _read(each)
+                for name, each in known.items()
+            }
+        case _:
+            return value
 
 
 def read_records(file: Path) -> Iterator[dict[str, Any]]:
@@ -269,16 +290,11 @@ def table_records(table: pa.Table) -> Iterator[dict[str, Any]]:
 
 def group_fields(table: pa.Table) -> list[dict[str, Any]]:
     """The fields of a table's groups, of any columns but ``rollouts`` and ``prompt_token_ids``."""
-    read: Mapping[str, Callable[[Any], Any]] = {
-        "answer": json.loads,
-        "columns": json.loads,
-        "images": _images,
-        "messages": lambda some: [{name: unescaped(value) for name, value in each.items()} for each in some],
-        "choices": lambda some: [unescaped(each) for each in some],
-        "columns_as_text": _map,
-        "candidates": lambda some: [{**each, "text": unescaped(each["text"])} for each in some or ()],
-    }
-    return [{name: read.get(name, unescaped)(value) for name, value in row.items()} for row in table.to_pylist()]
+    rows: list[dict[str, Any]] = _read(table.to_pylist())
+    for row in rows:
+        if "columns_as_text" in row:
+            row["columns_as_text"] = dict(row["columns_as_text"])
+    return rows
 
 
 def rollout_fields(table: pa.Table, names: Sequence[str]) -> tuple[list[int], dict[str, list[Any]]]:
@@ -302,48 +318,8 @@ def _field(name: str, values: pa.Array) -> list[Any]:
     if name == "turn_rewards":
         lengths: list[Any] = pc.list_value_length(values).to_pylist()
         return lengths
-    if name in ("episode", "segments"):
-        read = _turn if name == "episode" else _segment
-        return [None if each is None else [read(part) for part in each] for each in values.to_pylist()]
-    if name in ("rewards", "answers", "components"):
-        return [None if each is None else _map(each) for each in values.to_pylist()]
-    return [unescaped(each) for each in values.to_pylist()]
-
-
-def _segment(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: unescaped(value) for name, value in found.items()} | {"images": _images(found["images"] or ())}
-
-
-def _turn(found: Mapping[str, Any]) -> dict[str, Any]:
-    content = found["content"]
-    return {
-        **{name: unescaped(value) for name, value in found.items()},
-        "calls": [
-            {
-                "name": unescaped(call["name"]),
-                "arguments": None if call["arguments"] is None else json.loads(call["arguments"]),
-                "error": unescaped(call["error"]),
-            }
-            for call in found["calls"]
-        ],
-        "content": None if content is None else [_part(each) for each in content],
-        "info": json.loads(found["info"]),
-    }
-
-
-def _part(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {"text": unescaped(found["text"])} if found["image"] is None else {"image": _images([found["image"]])[0]}
-
-
-def _images(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {name: unescaped(value) for name, value in each.items() if name != "file_size" or value is not None}
-        for each in found
-    ]
-
-
-def _map(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    return {unescaped(name): unescaped(value) for name, value in pairs}
+    found: list[Any] = _read(values.to_pylist())
+    return [None if each is None else dict(each) for each in found] if pa.types.is_map(values.type) else found
 
 
 def _split(lists: Any) -> list[Any]:

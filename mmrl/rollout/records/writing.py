@@ -13,12 +13,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mmrl.rollout.records.columns import BY_BYTE, GROUP, ROLLOUT, SCHEMA, escaped, listed
+from mmrl.rollout.records.columns import AS_JSON, BY_BYTE, GROUP, ROLLOUT, SCHEMA, escaped, listed
 from mmrl.rollout.records.episodes import episode_fields, image_record, segment_records
 from mmrl.rollout.records.lines import plain_columns
 from mmrl.system.redaction import Redactor
 from mmrl.token_columns import COLUMNS, TokenColumn
-from mmrl.types import CreditedGroup, PreUpdateStatistics, Prompt, Rollout, ScoredGroup, Segment
+from mmrl.types import CreditedGroup, PreUpdateStatistics, Prompt, Rollout, ScoredGroup
 
 ROW_GROUP_TOKENS = 2**18
 """Tokens after which a row group ends: a reader holds one at a time, some 5 MB."""
@@ -35,12 +35,17 @@ def write_groups(file: BinaryIO, groups: Iterable[CreditedGroup], state: Mapping
     metadata = {"schema": str(SCHEMA), "algorithm_state": text.json(state)}
     with pq.ParquetWriter(
         file,
-        GROUP.with_metadata(metadata),
+        GROUP,
         compression="zstd",
         use_dictionary=False,
         column_encoding=dict.fromkeys(BY_BYTE, "BYTE_STREAM_SPLIT"),
+        # Each file has 81 columns. Nothing reads their least and greatest values, and Parquet's own schema tells the
+        # same types as a copy in Arrow's form.
+        write_statistics=False,
+        store_schema=False,
         write_page_checksum=True,
     ) as writer:
+        writer.add_key_value_metadata(metadata)
         for part in _parts(groups):
             writer.write_batch(_batch(part, text))
 
@@ -73,6 +78,22 @@ class _Text:
     def json(self, value: Any) -> str:
         return json.dumps(self.redact.plain(value))
 
+    def within(self, value: Any) -> Any:
+        """A value of lists and objects with all of its texts so; fields that are JSON in their columns become that."""
+        match value:
+            case str():
+                return self(value)
+            case list():
+                return [self.within(each) for each in value]
+            case dict():
+                items = value.items()
+                return {
+                    name: self.json(each) if name in AS_JSON and each is not None else self.within(each)
+                    for name, each in items
+                }
+            case _:
+                return value
+
 
 def _batch(part: Sequence[tuple[int, CreditedGroup]], text: _Text) -> pa.RecordBatch:
     groups = [group for _, group in part]
@@ -95,7 +116,7 @@ def _batch(part: Sequence[tuple[int, CreditedGroup]], text: _Text) -> pa.RecordB
         ],
         "prompt": [text(prompt.text) for prompt in prompts],
         "prompt_token_ids": _lists([prompt.token_ids for prompt in prompts], np.int32),
-        "images": [_images([image_record(each) for each in prompt.images], text) for prompt in prompts],
+        "images": [text.within(list(map(image_record, prompt.images))) for prompt in prompts],
         "answer": [text.json(prompt.prompt.answer) for prompt in prompts],
         "choices": [[text(choice) for choice in prompt.prompt.choices] for prompt in prompts],
         "columns": [text.json(plain) for plain, _ in columns],
@@ -174,7 +195,7 @@ def _rollouts(members: Sequence[_Member], text: _Text) -> pa.StructArray:
         "valid": [bool(member.scored.valid[member.place]) for member in members],
         "token_ids": _lists([rollout.token_ids for rollout in rollouts], np.int32),
         "mask": _lists([rollout.mask for rollout in rollouts], np.bool_),
-        "segments": [_segments(rollout.segments, text) for rollout in rollouts],
+        "segments": [text.within(segment_records(rollout.segments)) for rollout in rollouts],
     }
     for column in COLUMNS:
         found |= _token_column(column, members)
@@ -182,7 +203,7 @@ def _rollouts(members: Sequence[_Member], text: _Text) -> pa.StructArray:
     found |= {
         "turns": [rollout.turn_of_token if rollout.episode else None for rollout in rollouts],
         "turn_rewards": [[turn.reward for turn in rollout.episode] or None for rollout in rollouts],
-        "episode": [_turns(each["episode"], text) if "episode" in each else None for each in fields],
+        "episode": [text.within(each.get("episode")) for each in fields],
         "components": [
             [(text(name), value) for name, value in each["components"].items()] if "components" in each else None
             for each in fields
@@ -223,49 +244,6 @@ def _is_repeated(member: _Member) -> bool:
     found = (member.updates[0].logprobs, member.credited.logprobs[member.place])
     one, other = (np.asarray(each, np.float32) for each in found)
     return np.array_equal(one.view(np.int32), other.view(np.int32))
-
-
-def _segments(segments: Sequence[Segment], text: _Text) -> list[dict[str, Any]] | None:
-    found = segment_records(segments)
-    return found and [
-        {
-            **each,
-            "images": _images(each["images"], text),
-            "role": text(each["role"]),
-            "finish_reason": text(each["finish_reason"]),
-        }
-        for each in found
-    ]
-
-
-def _turns(turns: Sequence[Mapping[str, Any]], text: _Text) -> list[dict[str, Any]]:
-    return [
-        {
-            **each,
-            "text": text(each["text"]),
-            "calls": [
-                {
-                    "name": text(call["name"]),
-                    "arguments": None if call["arguments"] is None else text.json(call["arguments"]),
-                    "error": text(call["error"]),
-                }
-                for call in each["calls"]
-            ],
-            "finish_reason": text(each["finish_reason"]),
-            "content": None if each["content"] is None else [_part(part, text) for part in each["content"]],
-            "role": text(each["role"]),
-            "info": text.json(each["info"]),
-        }
-        for each in turns
-    ]
-
-
-def _part(part: Mapping[str, Any], text: _Text) -> dict[str, Any]:
-    return {"image": _images([part["image"]], text)[0]} if "image" in part else {"text": text(part["text"])}
-
-
-def _images(images: Sequence[Mapping[str, Any]], text: _Text) -> list[dict[str, Any]]:
-    return [{**each, "hash": text(each["hash"])} for each in images]
 
 
 def _known(value: Any) -> float | None:

@@ -338,7 +338,7 @@ def test_a_run_that_learns_from_demonstrations_has_numbers_of_its_own() -> None:
     ]
     assert list(learned.warnings()) == [] and "completions_per_step" not in learned.data()
     room = disk(config, 1000, [10], 0, demonstrated=50.0)
-    assert room.rollouts == 160 * (50 * 32 + 10 * 8) + 10 * 20_000 < disk(config, 1000, [10], 0).rollouts / 8
+    assert room.rollouts == 160 * (50 * 32 + 10 * 8) + 10 * 15_000 < disk(config, 1000, [10], 0).rollouts / 8
     data = {"train": {"name": "table"}, "eval": {"name": "table"}}
     evaluating = from_mapping({**plain, "data": data, "rewards": [{"name": "right"}]})
     assert disk(evaluating, 1000, [10], 0, demonstrated=50.0, evaluated={"": 3}).rollouts > room.rollouts
