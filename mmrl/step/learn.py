@@ -16,6 +16,7 @@ from mmrl.ops import metrics
 from mmrl.ops.objective import assign_credit, columns_before, loss_masks, training_rows
 from mmrl.ops.packing import offsets
 from mmrl.rollout.batch import batch_of, rollouts_of, weights_of
+from mmrl.system.clock import Clock
 from mmrl.token_columns import COLUMNS, POLICY, TokenColumn
 from mmrl.types import (
     Batch,
@@ -150,18 +151,30 @@ def learn(
     return StepResult(values, _credited(groups, {**columns, "old_logprobs": logprobs}, updates), credit)
 
 
-def finished(learning: Learning, note: Callable[[Update], None] = lambda update: None) -> StepResult:
+def finished(
+    learning: Learning, note: Callable[[Update], None] = lambda update: None, clock: Clock | None = None
+) -> StepResult:
     """The result of a step's learning, which runs to its end.
 
     Args:
         note: Called with each part that is done; what it raises ends the learning there.
+        clock: Counts its phases.
 
     Raises:
         RuntimeError: The learning was left half-way before, and has no result.
     """
+    clock = Clock() if clock is None else clock
     try:
-        while True:
-            note(next(learning))
+        for phase in ("logprob", "credit"):
+            with clock.phase(phase):
+                update = next(learning)
+            note(update)
+        with clock.phase("update"):
+            while True:
+                update = next(learning)
+                clock.count("update", update.num_tokens)
+                clock.count_flops(update.result.flops)
+                note(update)
     except StopIteration as end:
         if end.value is None:
             what = "a step's learning that was closed before its last optimizer step has no result"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,9 +22,9 @@ from mmrl.step.adapter_notice import AdapterNotice
 from mmrl.step.check import LogprobCheck
 from mmrl.step.evaluate import EvaluationRecorder, Evaluator
 from mmrl.step.gather import SOURCES, state_of, step_groups
-from mmrl.step.learn import LearnSettings, StepResult, Update, learn
+from mmrl.step.learn import LearnSettings, StepResult, Update, finished, learn
 from mmrl.step.queue import StepQueue
-from mmrl.step.updates import UpdateLog, UpdateRecorder, timed
+from mmrl.step.updates import UpdateLog, UpdateRecorder
 from mmrl.system.clock import Clock
 from mmrl.system.freed_memory import FreedMemory
 from mmrl.system.profiling import Profiler
@@ -144,7 +144,9 @@ class Trainer:
             Stopped: A signal came; there is a checkpoint, unless a ResourceError tells that it cannot be written.
         """
         self._saved = done if is_saved else None
-        with self._run.interruption.deferred(), self._preparing(), self._recording():
+        with self._run.interruption.deferred(), ExitStack() as at_end:
+            at_end.callback(self._stop_preparing)
+            at_end.callback(self._wait_for_rollouts)
             if done is None:
                 done = 0
                 seed_generators(self._config.trainer.seed)
@@ -365,25 +367,12 @@ class Trainer:
             elif update.phase == "update":
                 self._updates.note(found.step, update, settings.num_updates)
 
-        return timed(learn(found.learned, self._algorithm, learner, settings, batch=batch), clock, note)
-
-    @contextmanager
-    def _recording(self) -> Iterator[None]:
-        """Rollouts are written while this block goes on, and are on disk after it, however it ends."""
-        try:
-            yield
-        finally:
-            self._wait_for_rollouts()
+        return finished(learn(found.learned, self._algorithm, learner, settings, batch=batch), note, clock)
 
     def _wait_for_rollouts(self) -> None:
         with self._run.watchdog.watch("the record of rollouts"):
             self._recorder.wait_for_rollouts()
 
-    @contextmanager
-    def _preparing(self) -> Iterator[None]:
-        """Prompts may be prepared in this block, and not after it."""
-        try:
-            yield
-        finally:
-            with self._run.watchdog.watch("the prompts that were prepared"):
-                self._queue.stop()
+    def _stop_preparing(self) -> None:
+        with self._run.watchdog.watch("the prompts that were prepared"):
+            self._queue.stop()

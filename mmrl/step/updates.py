@@ -1,41 +1,18 @@
-"""The account of a step's learning: seconds of its phases; ledger, events and progress of its optimizer steps."""
+"""The account of a step's optimizer steps: ledger, events and progress."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from mmrl.errors import NumericsError
-from mmrl.step.learn import Learning, StepResult, Update, finished
-from mmrl.system.clock import Clock
+from mmrl.step.learn import Update
 from mmrl.types import SampleKey
 
 MAX_FAULTS = 3
 """Optimizer steps in a row that may come to nothing because a number is not finite."""
-
-
-def timed(learning: Learning, clock: Clock, note: Callable[[Update], None] = lambda update: None) -> StepResult:
-    """The result of a step's learning, whose phases the clock has counted.
-
-    Args:
-        note: Called with each part that is done; what it raises ends the learning there.
-    """
-
-    def counted(update: Update) -> None:
-        clock.count("update", update.num_tokens)
-        clock.count_flops(update.result.flops)
-        note(update)
-
-    with closing(learning):
-        for phase in ("logprob", "credit"):
-            with clock.phase(phase):
-                done = next(learning)
-            note(done)
-        with clock.phase("update"):
-            return finished(learning, counted)
 
 
 class UpdateRecorder(Protocol):

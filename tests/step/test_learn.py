@@ -10,7 +10,6 @@ import pytest
 
 from mmrl.errors import RankLostError
 from mmrl.step.learn import LearnSettings, finished, learn
-from mmrl.step.updates import timed
 from mmrl.system.clock import Clock
 from mmrl.types import Rollout, RolloutGroup, ScoredGroup, Segment
 from mmrl_algorithms.grpo import GRPO
@@ -83,7 +82,7 @@ def test_what_the_caller_raises_between_two_optimizer_steps_ends_the_learning(al
 
     learning = learn(GROUPS, algorithm, engine, TWO)
     with pytest.raises(KeyboardInterrupt):
-        timed(learning, clock, note)
+        finished(learning, note, clock)
     assert engine.verbs.count("update") == 1 and next(learning, None) is None
     assert clock.metrics(1, 1.0)["perf/mfu"] * clock.metrics(1)["perf/update_s"] == pytest.approx(FLOPS)
 

@@ -16,8 +16,7 @@ from mmrl.ops.cost import ModelShape, Training
 from mmrl.rollout.batch import rollouts_of
 from mmrl.runs.setup import RunSetup
 from mmrl.step.gather import demonstrated
-from mmrl.step.learn import LearnSettings, learn
-from mmrl.step.updates import timed
+from mmrl.step.learn import LearnSettings, finished, learn
 from mmrl.system.clock import Clock
 from mmrl.types import EncodedPrompt, RolloutGroup, ScoredGroup
 
@@ -118,7 +117,8 @@ def _step(config: Config, setup: RunSetup, engine: Engine, prompts: Sequence[Enc
         all_turns = setup.algorithm.needs().all_turns
         scored = [demonstrated(setup.encoder.demonstrate(prompt, all_turns=all_turns)) for prompt in prompts]
     with engine.learning() as learner:
-        timed(learn(scored, setup.algorithm, learner, LearnSettings.of(config, setup.penalties, 1)), clock)
+        learning = learn(scored, setup.algorithm, learner, LearnSettings.of(config, setup.penalties, 1))
+        finished(learning, clock=clock)
     lengths = [len(rollout.token_ids) for rollout in rollouts_of(scored)]
     return _Step(clock.metrics(sum(lengths), 1.0), float(np.mean(lengths)))
 
