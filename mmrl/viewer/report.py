@@ -235,13 +235,13 @@ def _rest_of(report: PageReport, run: ViewedRun, number: int) -> Iterator[str]:
 
 def _unreadable(report: PageReport, number: int) -> Iterator[str]:
     """A sentence for each table, and for each table's groups, that have a problem in place of their content."""
-    problems = defaultdict[str, list[str]](list)
+    problems = dict[str, str]()
     for resource, document in report.documents.items():
         place = re.fullmatch(rf"run/{number}/(\w+)/(\d+)(/group)?.*", resource)
         if place and "problem" in document:
             reason, _, _ = str(document["problem"]).partition("\n")
-            problems[f"{place[1]} {place[2]}{' has groups that cannot be read' if place[3] else ''}"].append(reason)
-    yield from (f"{name}: {reasons[0]}" for name, reasons in problems.items())
+            problems.setdefault(f"{place[1]} {place[2]}{' has groups that cannot be read' if place[3] else ''}", reason)
+    yield from (f"{name}: {reason}" for name, reason in problems.items())
 
 
 def _escaped(value: Any) -> str:
