@@ -159,6 +159,7 @@ def test_the_crosshair_tells_means_deviations_and_the_numbers_of_runs(viewer: Vi
     assert viewer.text("#said").endswith("learner.lr=0.01 0.3 (1 of 2)")
 
 
+@pytest.mark.full
 def test_a_row_of_the_list_makes_other_lines_pale(viewer: Viewer) -> None:
     viewer.open("compare?names=eval/accuracy")
     viewer.until(lambda: viewer.count(f"{ACCURACY} path.band") == 2, "drawn")
@@ -217,6 +218,7 @@ def test_hostile_values_names_and_metrics_of_a_sweep_are_text(driver: Chrome, tm
         assert viewer.complaints() == [] and viewer.strangers() == []
 
 
+@pytest.mark.full
 def test_a_run_beside_a_sweep_and_one_that_cannot_be_read(driver: Chrome, sweep: Path, tmp_path: Path) -> None:
     with served(sweep, make_run(tmp_path / "alone"), tmp_path / "nothing") as server:
         viewer = Viewer.opened(driver, server.url)
@@ -351,6 +353,7 @@ def test_a_sweeps_report_shows_its_pages_from_the_disk(driver: Chrome, sweep: Pa
     assert viewer.complaints() == [] and viewer.strangers() == []
 
 
+@pytest.mark.full
 def test_a_report_of_two_runs_shows_the_rollouts_of_each(
     driver: Chrome, runs: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -277,6 +277,7 @@ def test_a_report_of_several_runs_holds_the_list_and_each_runs_pages(runs: tuple
     assert str(runs[0].parent) not in two.text
 
 
+@pytest.mark.full
 def test_several_runs_share_the_room_and_each_says_what_it_lacks(runs: tuple[Path, Path], two: Opened) -> None:
     size, data = len(two.text.encode()), len(json.dumps(two.data, separators=(",", ":")))
     shares = []
