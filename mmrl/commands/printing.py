@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -18,18 +18,29 @@ POLICY = "policy"
 """The author of what the policy writes; its lines begin with this and a bar."""
 
 
-def answer(data: Any, lines: Iterable[str], *, as_json: bool, ascii_only: bool = False) -> None:
+def answer(
+    data: Any,
+    lines: Iterable[str],
+    *,
+    as_json: bool,
+    ascii_only: bool = False,
+    styled: Callable[[str], str] | None = None,
+) -> None:
     """Print the data in JSON, or the lines with their control characters shown.
 
     Args:
         ascii_only: Write JSON in ASCII, for texts that a terminal may obey.
+        styled: Gives a line its colour, on a terminal that may have colours.
     """
     from mmrl.system.redaction import Redactor
 
     if as_json:
         print_json(Redactor().plain(data), ascii_only=ascii_only)
-    else:
-        print(_shown("\n".join(lines)), flush=True)
+        return
+    shown = _shown("\n".join(lines))
+    if styled is not None and sys.stdout.isatty() and "NO_COLOR" not in os.environ:
+        shown = "\n".join(map(styled, shown.split("\n")))
+    print(shown, flush=True)
 
 
 def print_json(value: Any, *, ascii_only: bool = False) -> None:
@@ -39,11 +50,7 @@ def print_json(value: Any, *, ascii_only: bool = False) -> None:
 
 def tell(report: Report, *, as_json: bool) -> int:
     """Print a report, and its errors to stderr; returns its exit code. On a terminal, the policy's lines are green."""
-    if as_json or not sys.stdout.isatty() or "NO_COLOR" in os.environ:
-        answer(report.complete(), report.text(), as_json=as_json)
-    else:
-        shown = _shown("\n".join(report.text())).split("\n")
-        print("\n".join(map(_coloured, shown)), flush=True)
+    answer(report.complete(), report.text(), as_json=as_json, styled=_coloured)
     for error in report.errors:
         complain(error)
     return report.exit_code

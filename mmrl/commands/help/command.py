@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import os
 import re
 import shutil
-import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -40,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         return main(["--help"])
     hits = search(words, max(arguments.limit, 1))
     data = [{"title": h.passage.title, "place": h.passage.place, "blocks": h.blocks, "score": h.score} for h in hits]
-    answer(data, _lines(hits), as_json=arguments.json)
+    answer(data, _lines(hits), as_json=arguments.json, styled=_styled)
     return 0
 
 
@@ -112,16 +110,19 @@ def _kinds(kind: type[MMRLError]) -> Iterator[type[MMRLError]]:
 
 
 def _lines(hits: Sequence[Hit]) -> Iterator[str]:
-    """Titles, places and texts, as wide as the terminal; titles are bold on one."""
+    """Titles, places and texts, as wide as the terminal; titles alone are not indented."""
     width = min(max(shutil.get_terminal_size((100, 0)).columns, WIDTHS[0]), WIDTHS[1])
-    is_bold = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     for number, hit in enumerate(hits):
         if number:
             yield ""
-        for line in textwrap.wrap(hit.passage.title, width):
-            yield f"\x1b[1m{line}\x1b[0m" if is_bold else line
+        yield from textwrap.wrap(hit.passage.title, width)
         yield f"  {hit.passage.place}"
         yield from _shown(hit.blocks, width)
+
+
+def _styled(line: str) -> str:
+    """The line, bold if it is a title's."""
+    return f"\x1b[1m{line}\x1b[0m" if line and not line.startswith(" ") else line
 
 
 def _shown(blocks: Sequence[str], width: int) -> Iterator[str]:
