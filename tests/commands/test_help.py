@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -82,7 +83,11 @@ def test_the_passage_that_answers_is_among_the_first_three(question: str, index:
 
 
 @pytest.mark.parametrize(
-    "question", ["kl", "learner.lr", "num_generations", "exit code 6", "mmrl replay", "dapo", "save_steps"]
+    "question",
+    [
+        *("kl", "learner.lr", "num_generations", "exit code 6", "mmrl replay", "dapo", "save_steps"),
+        *("data.train.path", "data.eval.path", "data.eval.samples", "rewards.timeout_s"),
+    ],
 )
 def test_what_is_named_comes_first(question: str, index: Index) -> None:
     (first,) = index.search(question, 1)
@@ -133,6 +138,22 @@ def test_it_is_printed_as_wide_as_the_terminal_without_colours(
     assert main(["help", "learner.lr", "--json", "--limit", "2"]) == 0
     first, second = json.loads(capsys.readouterr().out)
     assert first["title"] == "learner.lr" and first["score"] > second["score"]
+
+
+def test_titles_are_bold_on_a_terminal_that_may_have_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for variables, first in (({}, "\x1b[1mlearner.lr\x1b[0m"), ({"NO_COLOR": "1"}, "learner.lr")):
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.stdout", stream := Terminal())
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            assert main(["help", "learner.lr", "--limit", "1"]) == 0
+        head, *rest = stream.getvalue().splitlines()
+        assert head == first and "\x1b" not in "".join(rest)
 
 
 def test_words_that_no_page_has_are_answered_with_near_ones(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,10 +6,11 @@ A plugin may import torch, which takes seconds. The source has names, defaults a
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
 
@@ -19,7 +20,7 @@ from mmrl.config.synonyms import words
 from mmrl.config.yaml_tree import to_flow
 from mmrl.plugin_host.installed import installed
 
-_SECTIONS = "mmrl.config.sections", "mmrl.config.data", "mmrl.config.plugin_specs"
+_SECTIONS = "mmrl.config.sections", "mmrl.config.data", "mmrl.config.evaluations", "mmrl.config.plugin_specs"
 _SHARED = "mmrl.policy_gradient"
 _WHERE: Mapping[str, str] = {
     "algorithm": "algorithm",
@@ -82,14 +83,18 @@ def _place(each: _Field) -> str:
 
 
 def _names(key: str) -> tuple[str, ...]:
-    """A key whole, and by its last words."""
-    parts = key.replace("[]", "").split(".")
+    """A key whole, and by its last words; without the place of a name that its user chooses."""
+    parts = key.replace("[]", "").replace(".NAME", "").split(".")
     return tuple(".".join(parts[start:]) for start in range(len(parts)))
 
 
 def _config_keys() -> Iterator[tuple[str, _Field]]:
     """The dotted key of each field of the config, and of the options that algorithms share."""
-    classes = {name: each for module in _SECTIONS for name, each in _classes(_source(module)).items()}
+    sources = [_source(module) for module in _SECTIONS]
+    classes = {name: each for source in sources for name, each in _classes(source).items()}
+    aliases = {name: text for source in sources for name, text in _aliases(source)}
+    for each in classes.values():
+        each.fields = [replace(f, annotation=_spelled(f.annotation, aliases)) for f in each.fields]
     yield from _walk("Config", "", classes)
     shared = {name: each for name, each in _classes(_source(_SHARED)).items() if each.fields}
     nested = {other for each in shared.values() for f in each.fields for other in shared if other in f.annotation}
@@ -101,14 +106,33 @@ def _config_keys() -> Iterator[tuple[str, _Field]]:
 def _walk(name: str, prefix: str, classes: Mapping[str, _Class]) -> Iterator[tuple[str, _Field]]:
     """A class's fields by their keys, and those of the sections that its fields hold."""
     for each in _fields(name, classes):
-        tree = ast.walk(ast.parse(each.annotation, mode="eval"))
-        inner = [node.id for node in tree if isinstance(node, ast.Name) and node.id in classes]
-        own = classes[inner[0]].help if inner and not each.help else each.help
+        inner = _inner(each.annotation, classes)
+        own = classes[inner].help if inner and not each.help else each.help
         key = f"{prefix}{each.name}"
-        yield key, _Field(each.name, each.annotation, each.default, own)
+        yield key, replace(each, help=own)
         if inner:
-            many = "[]" if "tuple" in each.annotation else ""
-            yield from _walk(inner[0], f"{key}{many}.", classes)
+            is_named = re.search(rf"dict\[str, {inner}\b", each.annotation)
+            many = "[]" if "tuple" in each.annotation else ".NAME" if is_named else ""
+            yield from _walk(inner, f"{key}{many}.", classes)
+
+
+def _inner(annotation: str, classes: Mapping[str, _Class]) -> str:
+    """The class of the section that a field holds, of a class and its subclass the latter; empty if it holds none."""
+    tree = ast.walk(ast.parse(annotation, mode="eval"))
+    found = [node.id for node in tree if isinstance(node, ast.Name) and node.id in classes]
+    bases = {base for name in found for base in classes[name].bases}
+    return next((name for name in found if name not in bases), "")
+
+
+def _aliases(source: ast.Module | None) -> Iterator[tuple[str, str]]:
+    """The names that a module gives to annotations, each with what it stands for."""
+    for node in source.body if source else ():
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            yield node.targets[0].id, ast.unparse(node.value)
+
+
+def _spelled(annotation: str, aliases: Mapping[str, str]) -> str:
+    return re.sub(r"\w+", lambda word: aliases.get(word[0], word[0]), annotation)
 
 
 def _fields(name: str, classes: Mapping[str, _Class]) -> list[_Field]:
@@ -136,8 +160,11 @@ def _plugins(kind: Kind, shared: Collection[tuple[str, str]]) -> Iterator[Passag
         yield Passage(f"{kind} {info.name}", place, (about, *told), names, (), "plugin")
         for each in options:
             if each.help and (each.name, each.help) not in shared:
-                title, at = f"{_WHERE[kind]}.{each.name} of {info.name}", _place(each).replace("the config", info.name)
-                yield Passage(title, at, (each.help,), (f"{info.name}.{each.name}",), (each.name,), "option")
+                key = f"{_WHERE[kind]}.{each.name}"
+                title, at = f"{key} of {info.name}", _place(each).replace("the config", info.name)
+                keys = [key.replace("[]", ""), key.replace("data.train", "data.eval")]
+                found = tuple(dict.fromkeys([f"{info.name}.{each.name}", *keys]))
+                yield Passage(title, at, (each.help,), found, (each.name,), "option")
 
 
 def _first_sentence(text: str) -> str:

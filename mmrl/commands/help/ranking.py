@@ -20,7 +20,8 @@ K1, B = 1.2, 0.4
 TITLE = 4
 """Times that a word of a heading, or a key's last word, counts."""
 ABOVE = 2
-"""The same of what stands above it: the page's heading, or the key's section."""
+"""The same of what stands above it (the page's heading, or the key's section), and of a command's summary, so that its
+further options make it no worse an answer."""
 RELATED = 0.6
 """The weight of a word that is asked for by another one of the same meaning."""
 EXACT = 1.5
@@ -153,7 +154,7 @@ def _counts(passage: Passage) -> Counter[str]:
     above, _, title = passage.title.rpartition("." if passage.kind in ("key", "option") else " > ")
     for stem in _stems(title):
         counts[stem] += TITLE
-    for stem in _stems(above):
+    for stem in _stems(passage.blocks[0] if passage.kind == "command" else above):
         counts[stem] += ABOVE
     for alias in passage.aliases:
         counts.update(_stems(alias))
