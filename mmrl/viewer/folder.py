@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mmrl.errors import DataError, MMRLError
-from mmrl.rollout.records import recorded_evaluations, recorded_steps
+from mmrl.rollout.records import evaluation_names, recorded_evaluations, recorded_steps
 from mmrl.rollout.records.paging import GroupPages
 from mmrl.runs.reader import Run, load_run
 from mmrl.runs.sweeps import SWEEP, is_sweep, load_sweep
@@ -24,7 +24,8 @@ from mmrl.viewer.tokens import Vocabulary
 
 _T = TypeVar("_T")
 KINDS = ("step", "evaluation", "blank")
-"""Rollouts of training steps, of evaluations, and of evaluations with blank images."""
+"""Rollouts of training steps, of evaluations, and of evaluations with blank images; those of an evaluation set that has
+a name are of the kind ``evaluation.NAME`` or ``blank.NAME``."""
 _KEPT = 64
 """Files of which a thing is kept, by default."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -105,9 +106,24 @@ class ViewedRun:
         """
         return load_run(self.path)
 
+    @property
+    def sets(self) -> list[str]:
+        """The evaluation sets with a name that it has recorded."""
+        return [name for name in evaluation_names(self.path) if name]
+
+    @property
+    def kinds(self) -> list[str]:
+        """``KINDS``, and those of evaluation sets with a name."""
+        return [*KINDS, *(f"{kind}.{name}" for name in self.sets for kind in KINDS[1:])]
+
     def files(self, kind: str) -> dict[int, Path]:
         """The recorded steps of a kind, in order."""
-        return recorded_steps(self.path) if kind == "step" else recorded_evaluations(self.path, blank=kind == "blank")
+        word, _, name = kind.partition(".")
+        return (
+            recorded_steps(self.path)
+            if word == "step"
+            else recorded_evaluations(self.path, name, blank=word == "blank")
+        )
 
     def file(self, kind: str, step: int) -> Path:
         """The file of a step.
@@ -142,6 +158,13 @@ class ViewedRun:
             if _SHA256.fullmatch(name) and file.resolve(strict=True).parent == folder.resolve():
                 return read_contained(folder, file, MAX_IMAGE)
         raise NotThere("the run has no such image", where=str(folder))
+
+    def judge(self, kind: str) -> str | None:
+        """The component that tells right from wrong in records of a kind."""
+        evaluated = self.section("data").get("eval")
+        own = evaluated.get(kind.partition(".")[2]) if isinstance(evaluated, dict) else None
+        named = own.get("metric") if isinstance(own, dict) else None
+        return named if isinstance(named, str) else self.accuracy
 
     @property
     def accuracy(self) -> str | None:

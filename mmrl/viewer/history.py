@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from mmrl.rollout.records import evaluation_names
 from mmrl.runs.history import metrics_that_count, read_ledger, undone_by
 from mmrl.runs.origins import ORIGINS
 from mmrl.system.redaction import REDACTED, keeps_a_secret, leads_to_a_secret, without_secrets
@@ -45,7 +44,7 @@ def run_document(run: ViewedRun) -> Document:
         "steps": list(run.files("step")),
         "evaluations": list(run.files("evaluation")),
         "blanks": list(run.files("blank")),
-        "evaluation_sets": [name for name in evaluation_names(run.path) if name],
+        "named": {kind: list(run.files(kind)) for kind in run.kinds if "." in kind},
         "checkpoints": [each.step for each in found.checkpoints],
         "attempts": _attempts(attempts),
         "num_events": len(run.lines(EVENTS)[0]),

@@ -12,7 +12,7 @@ from mmrl.runs.standing import standing_of
 from mmrl.runs.sweeps import told
 from mmrl.system.redaction import REDACTED, leads_to_a_secret, without_secrets
 from mmrl.viewer.documents import Document, dotted
-from mmrl.viewer.folder import KINDS, ViewedRun
+from mmrl.viewer.folder import ViewedRun
 from mmrl.viewer.history import metrics_document, seconds_of
 from mmrl.viewer.lines import ATTEMPTS, EVENTS
 
@@ -53,7 +53,7 @@ def _of_run(run: ViewedRun) -> Document:
             "seconds": seconds_of(run),
             "last": {name: _last(curve) for name, curve in metrics["curves"].items()},
             "best": _best(metrics["curves"], trainer.get("best_metric"), is_min=trainer.get("best_is") == "min"),
-            "recorded": [len(attempts), len(events), *(len(run.files(kind)) for kind in KINDS)],
+            "recorded": [len(attempts), len(events), *(len(run.files(kind)) for kind in run.kinds)],
         }
 
 

@@ -22,7 +22,8 @@ from mmrl.viewer.overview import overview_document
 from mmrl.viewer.steps import evaluations_document, prompt_document, search, step_document
 
 _NUMBER = "[0-9]{1,9}"
-_STEP = f"/(step|evaluation|blank)/({_NUMBER})"
+_SET = "[A-Za-z][A-Za-z0-9_-]*"
+_STEP = rf"/(step|(?:evaluation|blank)(?:\.{_SET})?)/({_NUMBER})"
 Query = Mapping[str, str]
 
 
@@ -40,6 +41,7 @@ _DOCUMENTS: Mapping[str, Callable[..., Document]] = {
     "/events": _without_query(events_document),
     "/ledger": _without_query(ledger_document),
     "/evaluations": _without_query(evaluations_document),
+    f"/evaluations/({_SET})": _without_query(evaluations_document),
     "/prompt": lambda run, query: prompt_document(run, query.get("id", "")),
     _STEP: _without_query(step_document),
     f"{_STEP}/search": _search,

@@ -134,6 +134,8 @@ def _add_histories(report: PageReport, pages: Pages, readable: Sequence[int], ma
         report.left_out.append(f"curves: one step of {every}, the last one, and those of rare metrics are inside")
     for name in ("metrics", "events", "evaluations", "ledger"):
         resources = [f"run/{number}/{name}" for number in held]
+        if name == "evaluations":
+            resources += [f"run/{number}/{name}/{each}" for number in held for each in pages.runs[number].sets]
         documents = ((each, curves[each] if each in curves else pages.document(each)) for each in resources)
         if missing := [resource for resource, document in documents if not report.add(resource, document)]:
             of = f" of {len(missing)} of {len(held)} runs" if len(pages.runs) > 1 else ""
@@ -146,7 +148,7 @@ def _places(run: ViewedRun, number: int, steps: Sequence[int] | None) -> list[st
     known = list(run.files("step"))
     shown = spread(known) if steps is None else [step for step in steps if step in known]
     places = [("step", step) for step in [*shown[:1], *shown[:0:-1]]]  # the first one and the last one first
-    places += [(kind, step) for kind in ("evaluation", "blank") for step in list(run.files(kind))[-1:]]
+    places += [(kind, step) for kind in run.kinds[1:] for step in list(run.files(kind))[-1:]]
     return [f"run/{number}/{kind}/{step}" for kind, step in places]
 
 
@@ -225,8 +227,10 @@ def _rest_of(report: PageReport, run: ViewedRun, number: int) -> Iterator[str]:
         names = ", ".join(map(str, inside[:_TOLD_STEPS])) or "none"
         names += f" and {len(inside) - _TOLD_STEPS} more" if len(inside) > _TOLD_STEPS else ""
         yield f"rollouts of {others} of {len(known)} recorded steps (inside: {names}); --step N chooses"
-    for kind, name in (("evaluation", "evaluations"), ("blank", "evaluations with blank pictures")):
-        files = list(run.files(kind))
+    for kind in run.kinds[1:]:
+        word, _, of_set = kind.partition(".")
+        name = {"evaluation": "evaluations", "blank": "evaluations with blank pictures"}[word]
+        name, files = f"{name} of {of_set}" if of_set else name, list(run.files(kind))
         if files and f"run/{number}/{kind}/{files[-1]}" not in report.documents:
             yield f"answers of all {len(files)} {name}"
         elif len(files) > 1:

@@ -14,7 +14,7 @@ from mmrl.errors import DataError
 from mmrl.rollout.records.paging import IndexedGroup, Place
 from mmrl.types import GIVEN, TRUNCATED
 from mmrl.viewer.documents import HEAD, LONG_HEAD, Document, NotThere, head
-from mmrl.viewer.folder import KINDS, ViewedRun
+from mmrl.viewer.folder import ViewedRun
 
 _OF_GROUP = ("group", "epoch", "prompt_id", "source", "kept", "trained", "prompt", "messages", "answer", "images")
 _OF_ROLLOUTS = (
@@ -56,7 +56,7 @@ class StepIndex:
 def step_index(run: ViewedRun, kind: str, step: int) -> StepIndex:
     """The index of a step; read once."""
     file = run.file(kind, step)
-    accuracy = run.accuracy
+    accuracy = run.judge(kind)
     return run.kept(
         ("index", kind),
         file,
@@ -87,7 +87,7 @@ def search(run: ViewedRun, kind: str, step: int, query: str) -> Document:
 def prompt_document(run: ViewedRun, prompt_id: str) -> Document:
     """The answers to one prompt in all steps and evaluations that have sampled it; damaged files are left out."""
     found = []
-    for kind in KINDS:
+    for kind in run.kinds:
         for step, file in run.files(kind).items():
             with suppress(DataError):
                 if hash(prompt_id) in _prompt_hashes(run, kind, step, file):
@@ -114,7 +114,7 @@ def _of_prompt(run: ViewedRun, kind: str, step: int, prompt_id: str) -> list[Ind
 
 
 def _history(run: ViewedRun, kind: str, step: int, group: IndexedGroup) -> Document:
-    own, rollouts, accuracy = group.of_group, group.of_rollouts, run.accuracy
+    own, rollouts, accuracy = group.of_group, group.of_rollouts, run.judge(kind)
     members = [
         {
             "index": index,
@@ -129,10 +129,15 @@ def _history(run: ViewedRun, kind: str, step: int, group: IndexedGroup) -> Docum
     return {**place, **_asked(own, LONG_HEAD), "members": members}
 
 
-def evaluations_document(run: ViewedRun) -> Document:
-    """Each prompt's result over the evaluations: the mean of what tells right from wrong, else of the reward."""
+def evaluations_document(run: ViewedRun, name: str = "") -> Document:
+    """Each prompt's result over the evaluations: the mean of what tells right from wrong, else of the reward.
+
+    Args:
+        name: The evaluation set's; empty for one without a name.
+    """
     prompts, problems = dict[str, dict[str, Any]](), list[str]()
-    for kind, key in (("evaluation", "results"), ("blank", "blank")):
+    pictured, blank = (f"{kind}.{name}" if name else kind for kind in ("evaluation", "blank"))
+    for kind, key in ((pictured, "results"), (blank, "blank")):
         for step in run.files(kind):
             try:
                 results = _results(run, kind, step)
@@ -142,13 +147,13 @@ def evaluations_document(run: ViewedRun) -> Document:
             for prompt_id, answer, result in results:
                 new: dict[str, Any] = {"prompt_id": prompt_id, "answer": answer, "results": {}, "blank": {}}
                 prompts.setdefault(prompt_id, new)[key][str(step)] = result
-    steps, blanks = list(run.files("evaluation")), list(run.files("blank"))
+    steps, blanks = list(run.files(pictured)), list(run.files(blank))
     document: Document = {"steps": steps, "blanks": blanks, "prompts": list(prompts.values())}
     return document | ({"problem": "; ".join(problems)} if problems else {})
 
 
 def _results(run: ViewedRun, kind: str, step: int) -> list[tuple[str, Any, float | None]]:
-    fields, accuracy = (("prompt_id", "answer"), ("reward", "rewards", "valid")), run.accuracy
+    fields, accuracy = (("prompt_id", "answer"), ("reward", "rewards", "valid")), run.judge(kind)
 
     def read() -> list[tuple[str, Any, float | None]]:
         found = []

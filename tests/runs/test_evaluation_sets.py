@@ -178,3 +178,29 @@ def test_an_evaluation_of_a_set_samples_it_as_the_run_does(sets: Runs, capsys: p
     assert found["settings"]["samples"] == 3 and found["settings"]["temperature"] == 1.0
     first = records(sets.folder / "run" / "metrics.jsonl")[0]  # of the policy that was not yet trained
     assert found["metrics"]["eval/letters_mean"]["value"] == pytest.approx(first["eval/late/letters_mean"])
+
+
+def test_the_viewer_and_a_report_show_each_set(sets: Runs) -> None:
+    from mmrl.viewer.pages import Pages
+    from mmrl.viewer.report import make_report
+
+    assert sets.train(config(sets, steps=2), "data.eval.late.metric=late") == 2  # no reward of that name
+    assert sets.train(config(sets, steps=2)) == 0
+    folder = sets.folder / "run"
+    pages = Pages([folder])
+    info = pages.document("run/0")
+    assert info["evaluations"] == info["blanks"] == []
+    assert info["named"] == {
+        "evaluation.early": [0, 2], "blank.early": [], "evaluation.late": [0, 2], "blank.late": []
+    }  # fmt: skip
+    late = pages.document("run/0/evaluations/late")
+    assert late["steps"] == [0, 2] and len(late["prompts"]) == 5
+    scores = [each.rewards["letters"] for each in load_run(folder).evaluations(2, "late")]
+    means = [sum(scores[at : at + 3]) / 3 for at in range(0, 15, 3)]  # type: ignore[arg-type]
+    assert [each["results"]["2"] for each in late["prompts"]] == pytest.approx(means)
+    table = pages.document("run/0/evaluation.late/2")
+    assert len(table["groups"]) == 5 and len(pages.document("run/0/evaluation.early/2")["groups"]) == 8
+    occurrences = pages.document("run/0/prompt", {"id": table["groups"][0]["prompt_id"]})
+    assert [each["step"] for each in occurrences if each["kind"] == "evaluation.late"] == [0, 2]
+    report = make_report([folder], max_mb=5)
+    assert {"run/0/evaluations/late", "run/0/evaluation.late/2", "run/0/evaluation.early/2"} <= report.documents.keys()

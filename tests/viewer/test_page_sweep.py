@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -232,13 +233,13 @@ def test_a_run_beside_a_sweep_and_one_that_cannot_be_read(driver: Chrome, sweep:
         viewer.complaints()
 
 
-def test_evaluation_sets_with_names_have_columns_and_a_page_that_says_where_they_are(
-    driver: Chrome, tmp_path: Path
-) -> None:
+def test_evaluation_sets_with_names_have_columns_and_pages(driver: Chrome, tmp_path: Path) -> None:
     more = {"eval/easy/accuracy": 0.75, "eval/hard/accuracy": 0.5}
     runs = [make_plain_run(tmp_path / name, steps=1, more=more) for name in ("one", "two")]
+    recorded = make_run(tmp_path / "recorded") / "evaluations" / "step-000000.parquet"
     for name in ("easy", "hard"):
         (runs[0] / "evaluations" / name).mkdir(parents=True)
+        shutil.copy(recorded, runs[0] / "evaluations" / name)
     with served(*runs) as server:
         viewer = Viewer.opened(driver, server.url)
         viewer.until(lambda: column(viewer, "Runs", "state")[:1] == ["done"], "listed")
@@ -246,7 +247,11 @@ def test_evaluation_sets_with_names_have_columns_and_a_page_that_says_where_they
         viewer.open("compare?sort=-last:eval/hard/accuracy&metric=eval/hard/accuracy")
         assert viewer.texts("[aria-label=Settings] tbody td:last-child") == ["0.5 ± 0"], "two runs of one setting"
         viewer.open("run/0/evaluations")
-        assert "the evaluation sets easy, hard are in the run's folder" in viewer.text()
+        assert viewer.text("main h3").startswith("mean result of ")
+        viewer.open("run/0/evaluations?set=hard")
+        assert viewer.texts("main select option:checked")[0] == "hard"
+        viewer.open("run/0/evaluation.hard/0")
+        assert "Evaluation of hard at step 0" in viewer.text()
         viewer.open("run/1/evaluations")
         assert "No evaluation of two is recorded prompt by prompt" in viewer.text()
 

@@ -209,7 +209,9 @@ function curveCard(view, name) {
 function curveSpec(view, name) {
   const { runs, lines } = view;
   // Steps of the curve's own kind; of several runs a click could mean any.
-  const kind = { eval: "evaluation", eval_blank: "blank" }[name.split("/")[0]] ?? "step";
+  const [section, set] = name.split("/");
+  const word = { eval: "evaluation", eval_blank: "blank" }[section] ?? "step";
+  const kind = runs[0].info.named?.[`${word}.${set}`] ? `${word}.${set}` : word;
   const steps = runs.length > 1 ? [] : recordedOf(runs[0].run, runs[0].info, kind);
   const last = Math.max(1, ...runs.map(({ metrics }) => metrics.steps.at(-1) ?? 0));
   const first = Math.min(...runs.map(({ metrics }) => metrics.steps[0] ?? 0));

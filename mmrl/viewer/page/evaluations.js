@@ -18,13 +18,13 @@ const CHANGES = {
 };
 
 export async function evaluationsPage(run) {
-  const [info, doc] = await Promise.all([load(`run/${run}`), load(`run/${run}/evaluations`)]);
+  const info = await load(`run/${run}`);
+  const sets = setsOf(info);
+  const set = sets.includes(wanted("set")) ? wanted("set") : (sets[0] ?? "");
+  const doc = await load(`run/${run}/evaluations${set && `/${set}`}`);
   const page = { title: "Evaluations", run, runs: [run], update: redrawn };
   if (!doc.prompts?.length) {
-    const sets = (info.evaluation_sets ?? []).join(", ");
-    const text = sets
-      ? `The answers to the evaluation sets ${sets} are in the run's folder, and not on this page: \`mmrl.load_run(RUN).evaluations(STEP, NAME)\` reads them. Their metrics are among the curves.`
-      : `No evaluation of ${plain(info.name)} is recorded prompt by prompt. Its metrics are among the curves.`;
+    const text = `No evaluation of ${plain(info.name)} is recorded prompt by prompt. Its metrics are among the curves.`;
     return {
       ...page,
       node: [
@@ -34,9 +34,15 @@ export async function evaluationsPage(run) {
       ],
     };
   }
-  const view = { run, doc, prompts: doc.prompts.map((prompt) => resultsOf(doc, prompt)), body: el("div") };
+  const view = { run, doc, set, sets, prompts: doc.prompts.map((prompt) => resultsOf(doc, prompt)), body: el("div") };
   drawEvaluations(view);
   return { ...page, node: [heading("Evaluations"), evaluationChart(view), evaluationTools(view), view.body] };
+}
+
+/** The evaluation sets of a run; the name of one may be empty. */
+function setsOf(info) {
+  const named = Object.keys(info.named ?? {}).filter((kind) => kind.startsWith("evaluation."));
+  return [...(info.evaluations.length ? [""] : []), ...named.map((kind) => kind.slice("evaluation.".length))];
 }
 
 function resultsOf(doc, prompt) {
@@ -52,7 +58,7 @@ function resultsOf(doc, prompt) {
   };
 }
 
-function evaluationChart({ run, doc }) {
+function evaluationChart({ run, doc, set }) {
   const points = (steps, key) =>
     steps
       .map((step) => [step, mean(known(doc.prompts.map((prompt) => prompt[key]?.[step])))])
@@ -65,7 +71,7 @@ function evaluationChart({ run, doc }) {
   ].filter((each) => each.points.length);
   const last = Math.max(1, ...doc.steps, ...doc.blanks);
   const picked = (step) => {
-    const kind = doc.steps.includes(step) ? "evaluation" : "blank";
+    const kind = `${doc.steps.includes(step) ? "evaluation" : "blank"}${set && `.${set}`}`;
     go(address(stepPath(run, kind, step)));
   };
   const chart = lineChart({
@@ -111,6 +117,15 @@ function evaluationTools(view) {
   return el(
     "div",
     { class: "tools", role: "search" },
+    view.sets.length > 1 &&
+      control(
+        "set",
+        choice(
+          view.sets.map((name) => [name, name || "without a name"]),
+          view.set,
+          (name) => go(address(`run/${view.run}/evaluations`, { set: name })),
+        ),
+      ),
     control("search", search),
     control("prompts", choice(options, wanted("which"), changed("which"))),
   );

@@ -54,7 +54,7 @@ async function refreshed(run, isSure) {
   const known = isResumed ? null : await documents.get(`run/${run}/metrics`)?.catch(() => null);
   for (const resource of [...documents.keys()]) {
     const isOfRun = resource.startsWith(`run/${run}/`);
-    const isStep = /\/(step|evaluation|blank)\/\d+/.test(resource);
+    const isStep = /\/(step|(evaluation|blank)(\.[\w-]+)?)\/\d+/.test(resource);
     if (isOfRun && (isResumed || !isStep)) documents.delete(resource);
   }
   documents.set(`run/${run}`, Promise.resolve(after));

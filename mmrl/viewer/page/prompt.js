@@ -7,7 +7,7 @@ import { redrawn } from "./frame.js";
 import { pictureRow } from "./images.js";
 import { lineChart } from "./lines.js";
 import { keyOf, memberName } from "./members.js";
-import { KINDS } from "./runs.js";
+import { KINDS, kindTitle } from "./runs.js";
 import { titleOf } from "./step.js";
 import { questionOf, rightTag } from "./step_tables.js";
 import { facts, table } from "./tables.js";
@@ -18,7 +18,7 @@ export async function occurrencesOf(run, id) {
   if (!report || inReport(resource)) return loadOr(resource, []);
   const found = [];
   for (const [name, doc] of Object.entries(report.documents)) {
-    const match = name.match(/^run\/(\d+)\/(step|evaluation|blank)\/(\d+)$/);
+    const match = name.match(/^run\/(\d+)\/(step|(?:evaluation|blank)(?:\.[\w-]+)?)\/(\d+)$/);
     if (!match || Number(match[1]) !== run) continue;
     for (const group of (doc.groups ?? []).filter((each) => each.prompt_id === id)) {
       found.push({
@@ -79,7 +79,7 @@ export async function promptPage(run) {
 
 /** The occurrence that tells what a prompt asks: the last one, and not with blank images. */
 export function askedOf(occurrences) {
-  return occurrences.filter(({ kind }) => kind !== "blank").at(-1) ?? occurrences.at(-1);
+  return occurrences.filter(({ kind }) => !kind.startsWith("blank")).at(-1) ?? occurrences.at(-1);
 }
 
 /** Equal for prompts that ask the same. */
@@ -102,9 +102,9 @@ export function askedNode(run, asked) {
 }
 
 function promptChart(run, occurrences) {
-  const series = Object.keys(KINDS)
+  const series = [...new Set([...Object.keys(KINDS), ...occurrences.map(({ kind }) => kind)])]
     .map((kind, index) => ({
-      name: KINDS[kind],
+      name: kindTitle(kind),
       index,
       points: occurrences
         .filter((each) => each.kind === kind)

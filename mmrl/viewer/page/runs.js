@@ -7,6 +7,16 @@ import { counted, number, textOf } from "./text.js";
 export const LIVE = report ? "live when this report was made" : "live";
 export const KINDS = { step: "training", evaluation: "evaluation", blank: "blank pictures" };
 
+/** The kinds of records of a run: those of an evaluation set that has a name are `evaluation.NAME` and `blank.NAME`. */
+export function kindsOf(info) {
+  return [...Object.keys(KINDS), ...Object.keys(info.named ?? {})];
+}
+
+export function kindTitle(kind) {
+  const [word, name] = kind.split(".");
+  return name ? `${KINDS[word]} ${name}` : KINDS[word];
+}
+
 export async function runList() {
   const all = await load("runs");
   if (!report || all.length === 1) return all;
@@ -37,7 +47,7 @@ export async function loadRuns(indices) {
 
 /** The recorded steps of a kind that the page can show; a report holds some of them. */
 export function recordedOf(run, info, kind) {
-  const all = { step: info.steps, evaluation: info.evaluations, blank: info.blanks }[kind] ?? [];
+  const all = { step: info.steps, evaluation: info.evaluations, blank: info.blanks, ...info.named }[kind] ?? [];
   return report ? all.filter((step) => inReport(stepPath(run, kind, step))) : all;
 }
 

@@ -4,14 +4,14 @@ import { address, filterQuery, go, groupAddress, note, place, stepPath, wanted }
 import { load, report } from "./documents.js";
 import { arrow, button, checkbox, choice, control, el, heading, later, link, quiet, replace } from "./elements.js";
 import { redrawn } from "./frame.js";
-import { KINDS, nearest, recordedOf } from "./runs.js";
+import { kindTitle, kindsOf, nearest, recordedOf } from "./runs.js";
 import { drawStep } from "./step_tables.js";
 import { facts } from "./tables.js";
 import { distinct, known, mean, number, percent, plain } from "./text.js";
 
 export async function newestPage(run) {
   const info = await load(`run/${run}`);
-  const found = Object.keys(KINDS)
+  const found = kindsOf(info)
     .map((kind) => [kind, recordedOf(run, info, kind).at(-1)])
     .find(([, step]) => step !== undefined);
   if (!found) {
@@ -40,9 +40,13 @@ export async function stepPage(run, kind, step) {
 }
 
 export function titleOf(kind, step) {
-  return { step: `Step ${step}`, evaluation: `Evaluation at step ${step}`, blank: `Blank pictures at step ${step}` }[
-    kind
-  ];
+  const [word, name] = kind.split(".");
+  const of = name ? ` of ${name}` : "";
+  return {
+    step: `Step ${step}`,
+    evaluation: `Evaluation${of} at step ${step}`,
+    blank: `Blank pictures${of} at step ${step}`,
+  }[word];
 }
 
 export function stepTargets(run, info, kind, step, to) {
@@ -58,12 +62,12 @@ export function stepBar(info, run, kind, step, rest) {
   const target = (which) => stepTargets(run, info, kind, step, to)[which];
   const steps = recordedOf(run, info, kind);
   const newest = steps.at(-1);
-  const kinds = Object.keys(KINDS).filter((each) => recordedOf(run, info, each).length || each === kind);
+  const kinds = kindsOf(info).filter((each) => recordedOf(run, info, each).length || each === kind);
   const kindLinks = kinds.map((each) =>
     link(
       address(stepPath(run, each, nearest(recordedOf(run, info, each), step) ?? step)),
       { "aria-current": each === kind ? "page" : null },
-      KINDS[each],
+      kindTitle(each),
     ),
   );
   const picker = choice(
