@@ -94,6 +94,7 @@ def test_a_run_that_is_killed_between_two_sets_goes_on_as_if_it_was_not(sets: Ru
         assert files[0] == files[1] and [*files[0]] == [0, 2, 4]
 
 
+@pytest.mark.full
 def test_the_best_checkpoint_of_the_second_set_is_kept(sets: Runs) -> None:
     assert sets.train(config(sets, best_metric=BEST, best_is="min", keep_checkpoints=1)) == 0
     curve = load_run(sets.folder / "run").metrics.curve(BEST)
@@ -101,6 +102,7 @@ def test_the_best_checkpoint_of_the_second_set_is_kept(sets: Runs) -> None:
     assert worst != 4 and steps(sets.folder / "run") == ["best", f"step-{worst:06d}", "step-000004"]
 
 
+@pytest.mark.full
 def test_a_run_ends_by_one_of_its_sets(sets: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     assert sets.train(config(sets, stop_when="eval/late/unscored_fraction <= 0")) == 0
     assert "eval/late/unscored_fraction is 0" in capsys.readouterr().out
@@ -120,6 +122,7 @@ def test_a_set_that_has_changed_is_told_of_and_stops_nothing(sets: Runs, capsys:
     assert [*recorded_evaluations(sets.folder / "run", "new")] == [6]
 
 
+@pytest.mark.full
 def test_steps_that_are_undone_take_the_evaluations_of_all_sets_with_them(sets: Runs) -> None:
     begun, run = config(sets, save_every=0), sets.folder / "run"
     sets.killed(begun, "fake.update", 3)
@@ -133,6 +136,7 @@ def test_steps_that_are_undone_take_the_evaluations_of_all_sets_with_them(sets: 
     }
 
 
+@pytest.mark.full
 def test_trackers_show_rollouts_and_histograms_of_each_set(sets: Runs) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -144,6 +148,7 @@ def test_trackers_show_rollouts_and_histograms_of_each_set(sets: Runs) -> None:
     assert set(tags["tensors"]) == {f"rollout_{number}/text_summary" for number in (1, 2, 3, 4)}
 
 
+@pytest.mark.full
 def test_a_set_has_its_own_judge(sets: Runs) -> None:
     rewards = f"rewards=[{{name: '{REWARDS}:letters'}}, {{name: '{REWARDS}:early'}}]"
     assert sets.train(config(sets, steps=1), rewards, "data.eval.late.metric=early") == 0
@@ -168,6 +173,7 @@ def test_an_evaluation_is_of_one_set(
     assert what in error and ("early, late" in error or "leave out --on" in error)
 
 
+@pytest.mark.full
 def test_an_evaluation_of_a_set_samples_it_as_the_run_does(sets: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     begun, same = config(sets, steps=1), "data.eval.late.temperature=1.0"  # the fake policy has one temperature
     assert sets.train(begun, same) == 0
