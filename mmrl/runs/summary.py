@@ -64,15 +64,8 @@ def closing(
     """
     report = Report()
     report.show("done", [f"{plural(policy.step, 'step')}; {directory}"])
-    courses = dict[str, str]()
-    for place, name in _outcomes(config, metrics):
-        values = {step: values[name] for step, values in metrics.items() if _is_number(values.get(name))}
-        if values and place not in courses:
-            courses[place] = f"{name}: {_course(values, name, config.trainer)}"
-    of_sets, other = [text for place, text in courses.items() if place], courses.get("", "")
-    is_chosen = other.startswith(f"{config.trainer.best_metric}: ")
-    if shown := [*dict.fromkeys([*of_sets, *([other] if other and (is_chosen or not of_sets) else [])])]:
-        report.show("outcome", shown)
+    courses = ((name, _course(_values(name, metrics), name, config.trainer)) for name in _outcomes(config, metrics))
+    report.show("outcome", [f"{name}: {course}" for name, course in courses])
     report.show("policy", [str(policy.model)])
     run = shlex.quote(str(directory))
     next_steps = [f"mmrl export {run} FOLDER", f"mmrl replay {run}"]
@@ -89,9 +82,10 @@ def closing(
 
 def shown_metrics(config: Config) -> list[str]:
     """The metrics that ``closing`` and ``way_on`` look at."""
-    condition, means = config.trainer.stop_condition, [each.mean_metric for each in config.evaluations.values()]
-    names = [name for _, name in _outcomes(config, {})]
-    return list(dict.fromkeys([*names, *filter(None, means), *([condition.metric] if condition else [])]))
+    condition = config.trainer.stop_condition
+    of_sets = [name for each in config.evaluations.values() for name in (each.accuracy_metric, each.mean_metric)]
+    names = [config.trainer.best_metric, *of_sets, *MET, condition.metric if condition else None]
+    return list(dict.fromkeys(filter(None, names)))
 
 
 def shown_evaluations(config: Config) -> dict[str, tuple[str, str | None]]:
@@ -99,23 +93,27 @@ def shown_evaluations(config: Config) -> dict[str, tuple[str, str | None]]:
     return {name: (each.accuracy_metric, each.mean_metric) for name, each in config.evaluations.items()}
 
 
-def _outcomes(config: Config, metrics: Mapping[int, Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """The metrics that tell how a run went, each with the evaluation set that it is of, if that has a name. Of each set
-    the first one that the run has is shown; without named sets, the first one of all.
-
-    A graded reward's mean tells more than the share of value 1.
+def _outcomes(config: Config, metrics: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """The metrics that tell how a run went, as far as it has them: the one that it is chosen by, and one of each other
+    evaluation set. A graded reward's mean tells more than the share of value 1. Without any, the first one of ``MET``.
     """
-    best, found = config.trainer.best_metric, list[tuple[str, str]]()
+    best = config.trainer.best_metric
+    found = [best] if best is not None and _values(best, metrics) else []
     for name, each in config.evaluations.items():
-        share, mean = each.accuracy_metric, each.mean_metric
-        pairs = [
-            (values[mean], values.get(share)) for values in metrics.values() if mean is not None and mean in values
-        ]
-        is_best = best is not None and (not name or best.startswith(metric_of(name, "")))
-        shown = [best if is_best else None, mean if any(one != other for one, other in pairs) else None, share]
-        found += [(name, metric) for metric in shown if metric is not None]
-    rest = [("", metric) for metric in (best, *MET) if metric is not None]
-    return list(dict.fromkeys([*found, *rest]))
+        if best is not None and found and (not name or best.startswith(metric_of(name, ""))):
+            continue
+        shares, means = _values(each.accuracy_metric, metrics), _values(each.mean_metric, metrics)
+        if each.mean_metric is not None and any(mean != shares.get(step) for step, mean in means.items()):
+            found.append(each.mean_metric)
+        elif shares:
+            found.append(each.accuracy_metric)
+    return found or [name for name in MET if _values(name, metrics)][:1]
+
+
+def _values(name: str | None, metrics: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
+    """A metric's values by step, as far as they are finite."""
+    found = ((step, values.get(name)) for step, values in metrics.items())
+    return {step: value for step, value in found if value is not None and math.isfinite(value)}
 
 
 def way_on(config: Config, metrics: Mapping[int, Mapping[str, Any]], step: int, length: str) -> str:
@@ -163,10 +161,6 @@ def _files(config: Config, setup: RunSetup) -> str:
     files = ["metrics.jsonl has the curves", f"rollouts/ the {setup.step_source.texts}{beside}"]
     files += ["evaluations/ the answers"] if config.evaluations and config.trainer.eval_every else []
     return f"{', '.join(files)}; warnings and errors, if there are any, are in events.jsonl"
-
-
-def _is_number(value: Any) -> bool:
-    return value is not None and math.isfinite(value)
 
 
 def _model(config: Config, setup: RunSetup) -> str:

@@ -129,8 +129,10 @@ def test_a_run_proposes_its_replay_and_names_what_it_has_recorded(samples: bool)
 
 
 def test_the_outcome_of_a_graded_reward_is_its_mean() -> None:
-    base = {"model": {"path": "m"}, "data": {"train": {"name": "t"}}, "algorithm": {"name": "a"}}
-    config = from_mapping({**base, "rewards": [{"name": "iou"}]})
+    data = {"train": {"name": "t"}, "eval": {"name": "t"}}
+    config = from_mapping(
+        {"model": {"path": "m"}, "data": data, "algorithm": {"name": "a"}, "rewards": [{"name": "iou"}]}
+    )
     policy: Any = SimpleNamespace(step=2, model=Path("p/model"), has_optimizer=True)
     for mean, told in ((0.5, "eval/iou_mean: 0.5 at step 2"), (0.0, "eval/accuracy: 0 at step 2")):
         metrics = {2: {"eval/accuracy": 0.0, "eval/iou_mean": mean}}
