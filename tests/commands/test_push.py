@@ -163,10 +163,26 @@ def test_the_card_says_how_it_was_trained_and_names_no_secret_and_no_place_of_th
     assert not re.search(r"/home|/tmp|someone", text + (exported / "mmrl.json").read_text())
 
 
+def test_a_folder_that_the_run_read_is_no_dataset_of_the_hub_wherever_the_export_begins(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "began_in/org/sums").mkdir(parents=True)
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run/attempts.jsonl").write_text(
+        json.dumps({"attempt": 1, "folder": str(tmp_path / "began_in")}) + "\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", "run", "out"]) == 0
+    assert "datasets" not in metadata(Path("out"))
+    text = Path("out/README.md").read_text()
+    assert "path `org/sums`" in text and "datasets/org/sums" not in text and str(tmp_path) not in text
+
+
 def test_the_same_command_goes_on_after_a_network_that_fails_in_the_middle(
     push: Callable[..., int], hub: Hub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = {path.name: path.stat().st_mtime_ns for path in Path("tiny").iterdir() if path.name != "README.md"}
+    own = {"README.md", "mmrl.json"}  # the card, which names the repository from the first push on, and its hash
+    before = {path.name: path.stat().st_mtime_ns for path in Path("tiny").iterdir() if path.name not in own}
     hub.fail("POST /api/models/me/tiny/commit", 503)
     assert push() == 3
     error = capsys.readouterr().err
@@ -321,6 +337,16 @@ def test_a_card_that_its_user_has_written_is_pushed_as_it_is(push: Callable[...,
     assert push() == 0
     repo = hub.repos["models/me/tiny"]
     assert repo.commits[repo.refs["main"]]["README.md"].decode() == text
+
+
+def test_a_card_that_nobody_has_edited_names_each_repository_that_it_is_pushed_to(
+    push: Callable[..., int], hub: Hub
+) -> None:
+    assert push(repo="me/first") == push(repo="me/second") == 0
+    for name in ("first", "second"):
+        repo = hub.repos[f"models/me/{name}"]
+        card = repo.commits[repo.refs["main"]]["README.md"].decode()
+        assert f'from_pretrained("me/{name}"' in card and card.count("me/") == card.count(f"me/{name}") > 0
 
 
 def test_another_export_in_the_place_is_not_taken_for_this_one(

@@ -6,6 +6,7 @@ whole config, and how plain transformers loads them. Nothing in it names a path 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +19,10 @@ import yaml
 
 from mmrl.commands.export.usage import usage
 from mmrl.data.hub import redactor
-from mmrl.errors import ConfigError, DataError, MMRLError
+from mmrl.errors import ConfigError, DataError, MMRLError, plural
 from mmrl.runs.checkpoints import Checkpoint
+from mmrl.runs.disk import sha256
+from mmrl.runs.files import read_records_back, replace_file
 from mmrl.runs.history import read_metrics
 from mmrl.system.redaction import without_paths, without_secrets
 from mmrl.system.version import __version__
@@ -35,7 +38,6 @@ _SNAPSHOT = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/([0-9a-f]{40})/
 """A model's folder in the hub's cache."""
 _FILES = {".json", ".jsonl", ".parquet", ".csv", ".tsv", ".arrow", ".py", ".yaml", ".txt"}
 """Ends of names of files, which names on the hub do not have."""
-_LICENCE = "license", "license_name", "license_link"
 _ACCURACY = re.compile(r"eval/(?:.+/)?accuracy")
 
 
@@ -63,6 +65,12 @@ class BaseModel(NamedTuple):
     def facts(self) -> dict[str, str]:
         """For mmrl.json."""
         return {"name": self.name, "commit": self.commit} if self.commit else {"name": self.name}
+
+
+def is_edited(folder: Path) -> bool:
+    """True if the card of an exported folder is another one than the export, or its last push, has written."""
+    written = json.loads((folder / PROVENANCE).read_text(encoding="ascii")).get("card_sha256")
+    return bool(written != sha256(folder / CARD))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +107,29 @@ class ModelCard:
         header = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)
         return redactor()(f"---\n{header}---\n\n" + "\n\n".join(parts) + "\n")
 
+    def write(self, name: str, licence: Mapping[str, str]) -> None:
+        """Write the card as ``text`` has it, and its hash into mmrl.json, by which ``is_edited`` knows it.
+
+        A card that says this already stays as it is.
+        """
+        card, provenance = self.folder / CARD, self.folder / PROVENANCE
+        text = self.text(name, licence)
+        if card.is_file() and card.read_text(encoding="utf-8") == text:
+            return
+        facts = json.loads(provenance.read_text(encoding="ascii"))
+        facts["card_sha256"] = hashlib.sha256(text.encode()).hexdigest()
+        replace_file(card, text)
+        replace_file(provenance, json.dumps(facts, indent=2) + "\n")
+
+    @property
+    def _began_in(self) -> Path:
+        """The working folder of the run's last attempt, which paths of its data count from."""
+        assert self.checkpoint is not None, "these weights are no run's"
+        with suppress(MMRLError, OSError):
+            attempts = read_records_back(self.checkpoint.path.parents[1] / "attempts.jsonl")
+            return Path(next((str(each["folder"]) for each in attempts if "folder" in each), "."))
+        return Path()
+
     def _metadata(
         self, config: Mapping[str, Any], is_adapter: bool, reads_images: bool, record: Mapping[str, Any] | None
     ) -> dict[str, Any]:
@@ -109,7 +140,7 @@ class ModelCard:
             found["base_model_relation"] = "adapter" if is_adapter else "finetune"
         found["library_name"] = "peft" if is_adapter else "transformers"
         found["pipeline_tag"] = "image-text-to-text" if reads_images else "text-generation"
-        if record and (names := list(dict.fromkeys(_hub_datasets(record["config"])))):
+        if record and (names := list(dict.fromkeys(_hub_datasets(record["config"], self._began_in)))):
             found["datasets"] = names
         algorithm = [_plain_name(config["algorithm"]["name"])] if config else []
         found["tags"] = ["mmrl", *algorithm, *(["lora"] if is_adapter else [])]
@@ -122,8 +153,8 @@ class ModelCard:
             return f"{kind}, written by mmrl {__version__}."
         trained = "" if is_adapter or self.base is None else f" that began as {_linked(self.base)}"
         algorithm = _plain_name(facts["algorithm"])
-        steps = f"{self.checkpoint.step} step{'s' * (self.checkpoint.step != 1)}"
-        return f"{kind}{trained}, after {steps} of `{algorithm}` with mmrl {facts['trained_by']['mmrl']}."
+        steps, version = plural(self.checkpoint.step, "step"), facts["trained_by"]["mmrl"]
+        return f"{kind}{trained}, after {steps} of `{algorithm}` with mmrl {version}."
 
     def _training(
         self, record: Mapping[str, Any], config: Mapping[str, Any], facts: Mapping[str, Any]
@@ -136,7 +167,7 @@ class ModelCard:
         raw = record["config"]["data"]
         for title, key in (("learned from", "train"), ("", "mix"), ("evaluated on", "eval")):
             for spec in _specs(raw.get(key)):
-                yield title, _dataset(spec)
+                yield title, _dataset(spec, self._began_in)
         for reward in config.get("rewards") or ():
             yield "reward", f"`{_plain_name(reward['name'])}` x {reward.get('weight', 1)}"
         if config.get("environment"):
@@ -162,22 +193,6 @@ class ModelCard:
         yield "seed", str(trainer["seed"])
         by = ", ".join(f"{name} {version}" for name, version in facts["exported_by"].items())
         yield "versions", f"trained by mmrl {facts['trained_by']['mmrl']}; written by {by}"
-
-
-def licence_of(path: Path | None) -> dict[str, str]:
-    """The licence that the metadata of a card states; empty if there is no card, or it states none."""
-    from huggingface_hub import metadata_load
-
-    with suppress(OSError, ValueError, yaml.YAMLError):
-        found = metadata_load(path) if path and path.is_file() else None
-        return stated(found or {})
-    return {}
-
-
-def stated(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """The keys of a card's metadata that tell the licence."""
-    found = {key: str(metadata[key]) for key in _LICENCE if isinstance(metadata.get(key), str)}
-    return found if "license" in found else {}
 
 
 def _curves(checkpoint: Checkpoint) -> Iterator[str]:
@@ -231,10 +246,10 @@ def _specs(value: Any) -> Iterator[Mapping[str, Any]]:
         yield from (spec for each in value for spec in _specs(each))
 
 
-def _dataset(spec: Mapping[str, Any]) -> str:
+def _dataset(spec: Mapping[str, Any], began_in: Path) -> str:
     """A dataset's plugin, with the hub's name or its files, and the licence that its publisher states."""
     name = f"`{_plain_name(spec['name'])}`"
-    if published := _hub_name(spec):
+    if published := _hub_name(spec, began_in):
         name = f"[{published}](https://huggingface.co/datasets/{published})"
     shown = without_paths(without_secrets(spec))
     keys = [key for key in ("path", "subset", "split", "revision") if shown.get(key) not in (None, published)]
@@ -243,17 +258,17 @@ def _dataset(spec: Mapping[str, Any]) -> str:
     return ", ".join([name, *parts, *([f"licence {licence}"] if licence else [])])
 
 
-def _hub_datasets(config: Mapping[str, Any]) -> Iterator[str]:
+def _hub_datasets(config: Mapping[str, Any], began_in: Path) -> Iterator[str]:
     for key in ("train", "mix"):
-        yield from (name for spec in _specs(config["data"].get(key)) if (name := _hub_name(spec)))
+        yield from (name for spec in _specs(config["data"].get(key)) if (name := _hub_name(spec, began_in)))
 
 
-def _hub_name(spec: Mapping[str, Any]) -> str | None:
-    """The hub's name of a dataset: its loader's, or its path's if no file or folder here is called so."""
+def _hub_name(spec: Mapping[str, Any], began_in: Path) -> str | None:
+    """The hub's name of a dataset: its loader's, or its path's if the run saw no file or folder that is called so."""
     path = spec.get("path")
     if isinstance(path, str):
         is_name = HUB_NAME.fullmatch(path) and Path(path).suffix not in _FILES
-        return path if is_name and not Path(path).parent.exists() else None
+        return path if is_name and not (began_in / path).parent.exists() else None
     origin = _fact(spec, "origin")
     return origin if HUB_NAME.fullmatch(origin) else None
 

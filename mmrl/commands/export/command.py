@@ -36,8 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     destination = None
     if arguments.push is not None:
-        where = arguments.revision, arguments.private, arguments.message
-        destination = Destination(arguments.push, *where)
+        destination = Destination(arguments.push, arguments.revision, arguments.private, arguments.message)
     else:
         _only_with_push(arguments)
     report = export_and_push(

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from mmrl.cluster.nodes import fingerprints, installed_versions
 from mmrl.cluster.process import prepare_process
-from mmrl.commands.export.card import ADAPTER, CARD, PROVENANCE, BaseModel, ModelCard, licence_of
+from mmrl.commands.export.card import ADAPTER, CARD, PROVENANCE, BaseModel, ModelCard
+from mmrl.commands.export.licence import licence_of
 from mmrl.errors import ConfigError, ResourceError, plural
 from mmrl.runs.checkpoints import Checkpoint, CheckpointError, find
 from mmrl.runs.disk import force, sha256, sync
@@ -109,7 +110,7 @@ class ExportReport:
 
     def _written(self, done: Export) -> Iterator[str]:
         origin = f", {done.masters} of them from the optimizer's float32 weights" if done.masters else ""
-        files = f"{done.files} file{'s' if done.files > 1 else ''}"
+        files = plural(done.files, "file")
         yield f"weights   {done.weights} in {done.dtype}{origin}; {done.size_bytes / 1e6:.1f} MB in {files}"
         yield f"kept      {', '.join(done.kept)}"
         compared = f"{plural(done.tokens, 'token')} of {plural(done.samples, 'sample')}"
@@ -174,7 +175,7 @@ def export(
                 )
             provenance = _provenance(found, done, folder) | {"export_sha256": wanted}
             (folder / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n", encoding="ascii")
-            (folder / CARD).write_text(offline_card(found, folder, out.name), encoding="utf-8")
+            write_card(found, folder, out.name)
     except OSError as error:
         raise ResourceError(
             f"the model cannot be exported: {error.strerror or error}",
@@ -184,27 +185,24 @@ def export(
     return ExportReport(found, out, done)
 
 
-def offline_card(found: ExportedModel, folder: Path, name: str) -> str:
-    """The card that an export writes, from what this machine knows; a folder that is no run's keeps its own.
+def write_card(
+    found: ExportedModel, folder: Path, name: str, base: BaseModel | None = None, *, asks_hub: bool = False
+) -> None:
+    """Write the card of an exported folder; a model folder that is no run's has its own, which is copied.
 
     Args:
         name: The name that the card calls the model by.
+        base: The base, if it has another name than ``found`` says.
+        asks_hub: Ask the hub for the base's licence.
     """
-    if not found.checkpoint and (found.model / CARD).is_file():
-        return (found.model / CARD).read_text(encoding="utf-8")
-    return ModelCard(found.checkpoint, found.base, folder).text(name, _licence_here(found))
-
-
-def _licence_here(found: ExportedModel) -> dict[str, str]:
-    """The base's licence, by a card in its folder or in the hub's cache."""
-    if not found.checkpoint:
-        return {}
-    if (base := found.base) and base.is_public:
-        from huggingface_hub import try_to_load_from_cache
-
-        card = try_to_load_from_cache(base.name, CARD, revision=base.commit)
-        return licence_of(Path(card)) if isinstance(card, str) else {}
-    return licence_of(Path(found.checkpoint.read_state("run.json")["config"]["model"]["path"], CARD))
+    checkpoint = found.checkpoint
+    if not checkpoint and (found.model / CARD).is_file():
+        shutil.copyfile(found.model / CARD, folder / CARD)
+        return
+    base, began = base or found.base, None
+    if checkpoint:
+        began = Path(checkpoint.read_state("run.json")["config"]["model"]["path"])
+    ModelCard(checkpoint, base, folder).write(name, licence_of(base, began, asks_hub=asks_hub))
 
 
 def _identity(found: ExportedModel, *options: object) -> str:

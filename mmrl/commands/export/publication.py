@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mmrl.commands.export.card import ADAPTER, CARD, BaseModel, ModelCard, public_base, stated
-from mmrl.commands.export.model_folder import ExportedModel, ExportReport, export, find_model, offline_card
+from mmrl.commands.export.card import ADAPTER, BaseModel, is_edited, public_base
+from mmrl.commands.export.model_folder import ExportedModel, ExportReport, export, find_model, write_card
 from mmrl.commands.export.repository import Destination, Repository
-from mmrl.data.hub import quiet
 from mmrl.errors import ConfigError
 from mmrl.runs.checkpoints import Checkpoint, CheckpointError
 from mmrl.system.version import __version__
@@ -71,22 +70,5 @@ def _complete(report: ExportReport, repository: Repository, base: BaseModel | No
         named = {"base_model_name_or_path": base.name, "revision": base.commit}
         if config | named != config:
             path.write_text(json.dumps(config | named, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    if (folder / CARD).read_text(encoding="utf-8") != offline_card(found, folder, folder.name):
-        return
-    if found.checkpoint or not (found.model / CARD).is_file():
-        known = base or found.base
-        licence = _licence_on_hub(known) if known and known.is_public else {}
-        text = ModelCard(found.checkpoint, known, folder).text(repository.name, licence)
-        (folder / CARD).write_text(text, encoding="utf-8")
-
-
-def _licence_on_hub(base: BaseModel) -> dict[str, str]:
-    """The licence that the base's card on the hub states; empty if it cannot be asked."""
-    from huggingface_hub import HfApi
-
-    try:
-        with quiet():
-            card = HfApi().model_info(base.name, revision=base.commit, timeout=10).card_data
-    except Exception:  # a base that is private or gone does not stop a push
-        return {}
-    return stated(vars(card)) if card else {}
+    if not is_edited(folder):
+        write_card(found, folder, repository.name, base, asks_hub=True)
