@@ -67,6 +67,15 @@ class Metrics(Mapping[str, float]):
             raise KeyError(f"no step has {name!r}; there are: {', '.join(self) or 'none yet'}")
         return found
 
+    def best(self, name: str, *, is_min: bool = False) -> float:
+        """The best value that the metric has had; NaN only if it never was a number.
+
+        Raises:
+            KeyError: No step has it.
+        """
+        values = list(self.curve(name).values())
+        return (min if is_min else max)([value for value in values if value == value] or values)
+
 
 class Run:
     """A run's folder. Everything is read when it is asked for, so that a live run shows its latest state.

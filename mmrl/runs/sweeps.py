@@ -7,6 +7,7 @@ SWEEP/NAME/        the run of a point
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from collections import Counter
@@ -61,7 +62,7 @@ class Point:
         Raises:
             KeyError: No step has it.
         """
-        return (min if is_min else max)(self.metrics.curve(metric).values())
+        return self.metrics.best(metric, is_min=is_min)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,8 @@ class Sweep:
     def table(self, metric: str = "", *, is_min: bool = False) -> Table:
         """The settings with the mean and the deviation of a metric over their seeds, best first.
 
+        A run whose files are damaged counts as failed, and hides no other.
+
         Args:
             metric: By default the config's ``trainer.best_metric``, else the accuracy of the last evaluation, or what
                 else tells how the runs went.
@@ -111,9 +114,9 @@ class Sweep:
 
         Raises:
             ConfigError: No point has the metric.
-            DataError: A run's history is damaged.
         """
-        found = {point.name: point.metrics for point in self.points}
+        read = {point.name: _read(point) for point in self.points}
+        found = {name: metrics for name, (_, metrics) in read.items()}
         known = sorted({name for metrics in found.values() for name in metrics})
         if metric and metric not in known:
             raise ConfigError(
@@ -125,13 +128,14 @@ class Sweep:
         is_min = is_min or (is_best and order == "min") or metric.startswith("loss/")
         rows = []
         for setting in self.settings:
-            done = [point for point in setting.points if point.state == "done" and metric in found[point.name]]
+            states = {point.seed: read[point.name][0] for point in setting.points}
+            metrics = {point.seed: found[point.name] for point in setting.points}
+            done = [seed for seed, state in states.items() if state == "done" and metric in metrics[seed]]
             values = {
-                point.seed: point.best(metric, is_min=is_min) if is_best else found[point.name][metric]
-                for point in done
+                seed: metrics[seed].best(metric, is_min=is_min) if is_best else metrics[seed][metric] for seed in done
             }
-            rows.append(Row(setting, values))
-        rows.sort(key=lambda row: (row.mean is None, (row.mean or 0.0) * (1 if is_min else -1)))
+            rows.append(Row(setting, states, values))
+        rows.sort(key=lambda row: _rank(row.mean, is_min=is_min))
         return Table(metric, is_min, is_best, rows)
 
     def __repr__(self) -> str:
@@ -143,10 +147,12 @@ class Row:
     """A setting in the table of a sweep.
 
     Attributes:
+        states: The state of each seed's run.
         values: The metric of each seed whose run is done.
     """
 
     setting: Setting
+    states: Mapping[int, State]
     values: Mapping[int, float]
 
     @property
@@ -193,7 +199,8 @@ class Table:
                 "deviation": row.deviation,
                 "of_seeds": {str(seed): value for seed, value in row.values.items()},
                 "points": {
-                    str(point.seed): {"run": str(point.run.path), "state": point.state} for point in row.setting.points
+                    str(point.seed): {"run": str(point.run.path), "state": row.states[point.seed]}
+                    for point in row.setting.points
                 },
             }
             for row in self.rows
@@ -202,6 +209,21 @@ class Table:
 
     def __repr__(self) -> str:
         return "\n".join(self.lines())
+
+
+def _rank(mean: float | None, *, is_min: bool) -> tuple[bool, float]:
+    """The key by which settings are sorted: the best mean first; those last that have none, or no number."""
+    if mean is None or math.isnan(mean):
+        return True, 0.0
+    return False, mean if is_min else -mean
+
+
+def _read(point: Point) -> tuple[State, Metrics]:
+    """The state and the metrics of a point's run, each read once."""
+    try:
+        return point.state, point.metrics
+    except DataError:  # the run itself tells it when it goes on
+        return "failed", Metrics({})
 
 
 def usual_metric(config: str, metrics: Iterable[Mapping[str, float]]) -> str:
@@ -232,9 +254,9 @@ def _ranked_by(config: str) -> tuple[str | None, str]:
 def _cells(row: Row, keys: Sequence[str]) -> list[str]:
     values = [told_value(row.setting.values[key]) if key in row.setting.values else "" for key in keys]
     numbers = [row.mean, row.deviation, min(row.values.values(), default=None), max(row.values.values(), default=None)]
-    states = Counter(point.state for point in row.setting.points)
+    states = Counter(row.states.values())
     others = ", ".join(f"{count} {state}" for state, count in states.items() if state != "done")
-    done = f"{states['done']}/{len(row.setting.points)}"
+    done = f"{states['done']}/{len(row.states)}"
     return [*values, done, *("-" if number is None else f"{number:.4g}" for number in numbers), others]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -90,6 +91,19 @@ def test_its_table_has_mean_and_deviation_over_the_seeds_that_are_done(tmp_path:
     with pytest.raises(ConfigError, match="no point has the metric reward/mean") as caught:
         load_sweep(path).table("reward/mean")
     assert caught.value.possible == "eval/accuracy"
+
+
+def test_a_run_that_is_damaged_or_has_no_number_hides_no_other(tmp_path: Path) -> None:
+    path = write(tmp_path / "sweep", config="trainer: {best_metric: eval/accuracy}\n")
+    make_run(path / "lr-1e-05_seed-0", {0: math.nan, 1: math.nan})
+    make_run(path / "lr-1e-05_seed-1", {0: 0.9})
+    make_run(path / "lr-0.5_seed-0", {0: math.nan, 1: 0.3})
+    make_run(path / "lr-0.5_seed-1", {0: 0.7})
+    with (path / "lr-0.5_seed-1/metrics.jsonl").open("a") as file:
+        file.write("no record\n")
+    first, second = load_sweep(path).table().rows
+    assert (first.values, first.states) == ({0: 0.3}, {0: "done", 1: "failed"})
+    assert second.setting.values == {"learner.lr": 1e-5} and second.mean is not None and math.isnan(second.mean)
 
 
 def test_a_table_of_a_sweep_that_has_not_begun_is_there(tmp_path: Path) -> None:
