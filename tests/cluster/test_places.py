@@ -12,7 +12,7 @@ from mmrl.cluster.places import Places
 from mmrl.commands import child_command
 from mmrl.commands.child_command import Ended
 from mmrl.commands.cli import main
-from mmrl.commands.sweep.places import Cluster, Errand, PlacedRun, PointProcess
+from mmrl.commands.sweep.machines import Cluster, Errand, PlacedRun, PointProcess
 from mmrl.errors import ResourceError
 from mmrl.runs.reader import Run
 from mmrl.runs.sweeps import load_sweep
@@ -121,7 +121,7 @@ def test_a_node_that_does_not_see_the_folder_is_named(
             places.check_folder(tmp_path)
     finally:
         places.close()
-    assert PointProcess.__module__ == "mmrl.commands.sweep.places"  # by name for other nodes
+    assert PointProcess.__module__ == "mmrl.commands.sweep.machines"  # by name for other nodes
 
 
 def _sees_nothing(path: str, content: bytes) -> bool:

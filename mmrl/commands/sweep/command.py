@@ -13,7 +13,7 @@ from mmrl.errors import ConfigError, MMRLError, error_class, plural
 from mmrl.system.signals import Interruption, Stopped
 
 if TYPE_CHECKING:
-    from mmrl.commands.sweep.places import Machine
+    from mmrl.commands.sweep.machines import Machine
     from mmrl.commands.sweep.plan import SweepPlan
     from mmrl.commands.sweep.schedule import Failure
     from mmrl.config.yaml_tree import Located
@@ -155,7 +155,7 @@ def _run(plan: SweepPlan, interruption: Interruption, parallel: int, address: st
 
 def _machine(plan: SweepPlan, parallel: int, address: str | None) -> Machine:
     """Where the runs are at work."""
-    from mmrl.commands.sweep.places import Cluster, Machine
+    from mmrl.commands.sweep.machines import Cluster, Machine
     from mmrl.commands.sweep.schedule import errand_of, left_of
 
     addresses = {point.loaded.config.cluster.address for point in plan.points}

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from mmrl.commands import child_command
 from mmrl.commands.child_command import Ended
-from mmrl.commands.sweep.places import Errand, Machine, PlacedRun
+from mmrl.commands.sweep.machines import Errand, Machine, PlacedRun
 from mmrl.commands.sweep.plan import PlannedPoint, SweepPlan
 from mmrl.errors import MMRLError, ResourceError, plural
 from mmrl.runs.reader import Run
 from mmrl.runs.sweeps import usual_metric
+from mmrl.system.report import duration
 from mmrl.system.signals import Interruption
 
 LOOK_S = 0.2
@@ -120,14 +121,15 @@ class Schedule:
             self._tell(f"{active.point.name}  {_begins(active.point)}{place}")
         if ended is None:
             return
+        after = f" after {duration(time.monotonic() - active.began)}"
         self._active.remove(active)
         active.run.close()
         if ended.exit_code == 0 and not ended.message:
-            self._tell(f"{active.point.name}  done after {_duration(active.began)}{_result(self._plan, active.point)}")
+            self._tell(f"{active.point.name}  done{after}{_result(self._plan, active.point)}")
         elif self._is_stopping:
             self._tell(f"{active.point.name}  {ended.message.partition(chr(10))[0] or 'stopped'}")
         else:
-            self._fail(active.point, ended, f" after {_duration(active.began)}")
+            self._fail(active.point, ended, after)
 
     def _fail(self, point: PlannedPoint, ended: Ended, when: str = "") -> None:
         self._failures.append(Failure(point.name, ended, self._plan.log(point)))
@@ -172,13 +174,6 @@ def _result(plan: SweepPlan, point: PlannedPoint) -> str:
         if (name := usual_metric(plan.config, [metrics])) in metrics:
             return f": {name} {metrics[name]:.4g}"
     return ""
-
-
-def _duration(began: float) -> str:
-    seconds = time.monotonic() - began
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def told_failures(failures: Sequence[Failure]) -> list[str]:

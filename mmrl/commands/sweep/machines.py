@@ -1,4 +1,4 @@
-"""Where the runs of a sweep are at work: one after the other on this machine, or several at once through Ray."""
+"""The machines on which the runs of a sweep are at work: this one with one run at a time, or a Ray cluster's."""
 
 from __future__ import annotations
 
