@@ -112,7 +112,7 @@ def _outcomes(config: Config, metrics: Mapping[int, Mapping[str, Any]]) -> list[
 
 def _values(name: str | None, metrics: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
     """A metric's values by step, as far as they are finite."""
-    found = ((step, values.get(name)) for step, values in metrics.items())
+    found = ((step, values.get(name or "")) for step, values in metrics.items())
     return {step: value for step, value in found if value is not None and math.isfinite(value)}
 
 
