@@ -7,7 +7,8 @@ import linecache
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -64,6 +65,14 @@ class Origins:
             text = re.sub(rf'File "{name}", line (\d+)', partial(_retold, definitions, 'File "{}", line {}'), text)
             text = re.sub(rf"{name}:(\w+)", partial(_retold, definitions, "{}, line {}"), text)
         return text
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Errors of the block have ``told`` texts."""
+        try:
+            yield
+        except MMRLError as error:
+            raise self.retold(error) from None
 
     def retold(self, error: MMRLError) -> MMRLError:
         """The error with ``told`` texts."""

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmrl.api.calls import _NOTHING, ConfigLike, EnvironmentLike, RewardLike, _complete, _loaded
 from mmrl.api.datasets import DatasetLike
+from mmrl.api.given import NOTHING, ConfigLike, EnvironmentLike, RewardLike, loaded_with
+from mmrl.api.origins import Origins
 from mmrl.commands.child_command import ChildCommand
 from mmrl.commands.sweep.grammar import read_words, words_of
 from mmrl.commands.sweep.plan import sweep_folder
@@ -20,8 +21,8 @@ from mmrl.runs.sweeps import Sweep, load_sweep
 
 def sweep(
     config: ConfigLike,
-    values: Mapping[str, Any] | Sequence[str] = _NOTHING,
-    overrides: Mapping[str, Any] = _NOTHING,
+    values: Mapping[str, Any] | Sequence[str] = NOTHING,
+    overrides: Mapping[str, Any] = NOTHING,
     *,
     seeds: Iterable[int] | str | None = None,
     parallel: int = 1,
@@ -63,12 +64,12 @@ def sweep(
     base = Located.of(config, "config") if isinstance(config, Mapping) else Path(config).expanduser()
     over = Located.of_dotted(overrides, "overrides")
     place = sweep_folder(read_tree([base, over], parsed.overrides)[0]) if folder is None else Path(folder).expanduser()
-    given: dict[str, Any] = {}
+    given, origins = dict[str, Any](), Origins()
     if rewards or any(each is not None for each in (dataset, eval_dataset, algorithm, environment)):
         # The first point's, for their sources and rows: what they become is the same in all.
         first = {part.key: part.values[0] for part in parsed.parts}
         whole = {**overrides, **first, "trainer.run_dir": str(place)}
-        loaded = _loaded(config, whole, rewards, dataset, algorithm, environment, eval_dataset)
+        loaded = loaded_with(config, whole, rewards, dataset, algorithm, environment, eval_dataset, origins=origins)
         found = plain_values(loaded.config)
         given |= {"rewards": found["rewards"]} if rewards else {}
         given |= {"algorithm": {"name": found["algorithm"]["name"]}} if algorithm is not None else {}
@@ -83,6 +84,6 @@ def sweep(
         "words": words,
         "options": {"seeds": chosen, "parallel": parallel, "folder": str(place), "address": address},
     }
-    outcome = ChildCommand("sweep", request, str(place)).wait()
-    _complete(outcome.answer, outcome.stopped)
+    with origins.telling():
+        ChildCommand("sweep", request, str(place)).wait().complete()
     return load_sweep(place)

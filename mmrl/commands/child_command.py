@@ -52,6 +52,16 @@ class Outcome:
     answer: Answer
     stopped: str
 
+    def complete(self) -> Answer:
+        """The answer.
+
+        Raises:
+            InterruptedError: It ended early, by somebody else's signal.
+        """
+        if self.stopped:
+            raise InterruptedError(self.stopped)
+        return self.answer
+
 
 class Ended(NamedTuple):
     """The end of a command in plain values."""

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import mmrl
-from mmrl.api.calls import _loaded
+from mmrl.api.given import loaded_with
 from mmrl.commands import child_command
 from mmrl.commands.cli import main
 from mmrl.errors import ConfigError, DataError, PluginError
@@ -187,7 +187,7 @@ from PIL import Image
 
 import mmrl
 from mmrl.commands import child_command
-from mmrl.api.calls import _loaded
+from mmrl.api.given import loaded_with
 
 child_command.MODULE = "tests.faults.errands"
 SCALE = 0.5
@@ -238,13 +238,13 @@ def test_a_script_gives_a_function_of_its_own_rows_with_images_and_a_rule_of_a_f
 
 
 def test_a_module_gives_its_function_by_name(runs: Runs) -> None:
-    from mmrl.api.calls import _loaded
+    from mmrl.api.given import loaded_with
 
-    config = _loaded(mapping(runs), {}, [late], None, None).config
+    config = loaded_with(mapping(runs), {}, [late], None, None).config
     assert config.rewards[0].name in (f"import:{__name__}:late", f"{Path(__file__)}:late")
     assert config.rewards[0].metric == "late" and not (runs.folder / "run").exists()
-    assert _loaded(mapping(runs), {}, late, None, None).config.rewards == config.rewards
-    (scaled,) = _loaded(mapping(runs), {}, partial(weighed, factor=3.0)).config.rewards
+    assert loaded_with(mapping(runs), {}, late, None, None).config.rewards == config.rewards
+    (scaled,) = loaded_with(mapping(runs), {}, partial(weighed, factor=3.0)).config.rewards
     assert scaled.name.endswith(":weighed") and scaled.options == {"factor": 3.0}
 
 
@@ -276,7 +276,7 @@ def test_an_environment_is_given_as_name_class_entry_or_tools(tmp_path: Path) ->
     }
 
     def entry(given: Any) -> dict[str, Any]:
-        spec = _loaded(config, {"environment.max_turns": 3}, environment=given).config.environment
+        spec = loaded_with(config, {"environment.max_turns": 3}, environment=given).config.environment
         assert spec is not None and spec.max_turns == 3
         return {"name": spec.name, **spec.options}
 

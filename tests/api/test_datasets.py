@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mmrl.api.calls import _loaded
 from mmrl.api.datasets import named_entries, named_sets
+from mmrl.api.given import loaded_with
 from mmrl.config.plugin_specs import DatasetSpec
 from mmrl.errors import ConfigError, DataError
 from mmrl.plugin_host.registry import create, loaders_of_rows
@@ -22,7 +22,7 @@ READ = [("2 + 2?", "4", 0.5), ("Why?", "so", None)]
 def loaded(tmp_path: Path, data: Any = None, **given: Any) -> Any:
     config: dict[str, Any] = {"model": {"path": "m"}, "algorithm": {"name": "grpo"}, "rewards": [{"name": "exact"}]}
     config |= {"trainer": {"run_dir": str(tmp_path / "run")}} | ({"data": data} if data else {})
-    return _loaded(config, {}, **given).config.data
+    return loaded_with(config, {}, **given).config.data
 
 
 def prompts(spec: DatasetSpec) -> list[tuple[str, Any, Any]]:
