@@ -166,11 +166,14 @@ class _Beside:
         self._stream, self._above, self._held = stream, above, ""
 
     def write(self, text: str) -> int:
-        """Hold what is no whole line yet."""
-        lines, end, self._held = (self._held + text).rpartition("\n")
+        """Hold what is no whole line yet; of a bar that others draw again and again, its last state."""
+        lines, end, rest = text.rpartition("\n")
         if end:
             with self._above():
-                self._stream.write(lines + end)
+                self._stream.write(self._held + lines + end)
+        held = rest if end else self._held + rest
+        drawn = held.rstrip("\r")
+        self._held = drawn.rpartition("\r")[2] + held[len(drawn) :]
         return len(text)
 
     def release(self) -> None:

@@ -189,12 +189,15 @@ def test_what_others_print_and_warn_of_comes_above_the_bar(monkeypatch):
         print("half a ", end="")
         print("line of a plugin")
         print("UserWarning: a library is old", file=sys.stderr)
-        print("no end", end="", file=sys.stderr)
+        for count in (1, 2):
+            print(f"\rloaded {count} of 2", end="", file=sys.stderr)
+        print("\r\nno end", end="", file=sys.stderr)
         shown = screen(terminal.getvalue())
         console.close()
     bar = "step 12/130  5 min 40 s left |#8                  | generate 64/64"
     assert shown[0] == "step  12/130  2.0 s  5 min 40 s left" and shown[1] == "half a line of a plugin"
-    assert shown[2] == "UserWarning: a library is old" and shown[-1] == bar
+    assert shown[2:4] == ["UserWarning: a library is old", "loaded 2 of 2"] and shown[-1] == bar
+    assert "loaded 1 of 2" not in terminal.getvalue()
     assert [line for line in shown if "#" in line] == [bar]
     assert sys.stdout is terminal and terminal.getvalue().endswith("no end")
 
