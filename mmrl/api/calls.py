@@ -24,7 +24,6 @@ from mmrl.api.origins import Origins
 from mmrl.commands.child_command import ChildCommand
 from mmrl.config.load import plain_values
 from mmrl.config.yaml_tree import Located
-from mmrl.errors import ConfigError
 from mmrl.interfaces import Algorithm
 from mmrl.runs.reader import NewMetrics, Run
 
@@ -261,10 +260,8 @@ def export(
         InterruptedError: Somebody else's signal came, with the same outcome.
     """
     options = {"dtype": dtype, "adapter": adapter, "base": base, "shard_gb": shard_gb}
-    place = {"repo": push, "revision": revision, "private": private, "message": message}
-    if push is None and any(value is not None for value in place.values()):
-        raise ConfigError("private, revision and message are of a push", where="mmrl.export", remedy="add push")
+    destination = {"repo": push, "revision": revision, "private": private, "message": message}
     request: dict[str, Any] = {"source": os.fspath(checkpoint), "options": options}
-    request |= {"out": None if out is None else str(out), "push": None if push is None else place}
+    request |= {"out": None if out is None else str(out), "push": destination}
     outcome = ChildCommand("export", request, str(out or push)).wait()
     return Answer(**outcome.complete())

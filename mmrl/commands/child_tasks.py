@@ -112,9 +112,13 @@ def _export(request: Mapping[str, Any], interruption: Interruption) -> Answer:
     from mmrl.commands.printing import complain, note
 
     source, out = Path(request["source"]), None if request["out"] is None else Path(request["out"])
-    destination = None if request["push"] is None else Destination(**request["push"])
     report = export_and_push(
-        source, out, destination, **request["options"], on_damage=lambda _, error: complain(error), tell=note
+        source,
+        out,
+        Destination.wanted(**request["push"]),
+        **request["options"],
+        on_damage=lambda _, error: complain(error),
+        tell=note,
     )
     return {"data": report.data(), "text": "\n".join(report.lines())}
 

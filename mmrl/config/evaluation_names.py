@@ -31,3 +31,10 @@ def key_of(name: str) -> str:
 def metric_of(name: str, what: str, section: str = "eval") -> str:
     """The name of a metric of a set: ``eval/accuracy`` or ``eval/NAME/accuracy``."""
     return f"{section}/{name}/{what}" if name else f"{section}/{what}"
+
+
+def sets_of(value: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The datasets of a ``data.eval`` in plain values by their names; the name of one that has none is empty."""
+    if not value:
+        return {}
+    return value if has_names(value) else {"": value}

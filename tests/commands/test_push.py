@@ -51,7 +51,9 @@ CONFIG = """\
 model: {path: org/base}
 data:
   train: {name: table, path: org/sums, split: train}
-  eval: {name: table, path: /home/someone/rows held out.jsonl}
+  eval:
+    digits: {name: table, path: /home/someone/rows held out.jsonl}
+    letters: {name: table, path: org/letters}
 rewards: [{name: exact, weight: 0.5}]
 algorithm: {name: grpo}
 """
@@ -152,7 +154,8 @@ def test_the_card_says_how_it_was_trained_and_names_no_secret_and_no_place_of_th
     assert 'from_pretrained("tiny"' in text and "after 20 steps of `grpo` with mmrl 0.1.0" in text
     rows = dict(re.findall(r"^\| ([a-z ]+) \| (.*) \|$", text, re.MULTILINE))
     assert rows["reward"] == "`score` x 0.5" and rows["learned from"].startswith("[org/sums]")
-    assert rows["evaluated on"] == "`table`, path `rows held out.jsonl`"
+    assert rows["evaluated on digits"] == "`table`, path `rows held out.jsonl`"
+    assert rows["evaluated on letters"].startswith("[org/letters]")
     curve = re.findall(r"^\| (\d+) \| (\S*) \| (\S*) ?\|$", text, re.MULTILINE)
     assert curve[0] == ("0", "0", "") and curve[-1] == ("20", "0.5", "") and ("10", "0.25", "0.123") in curve
     assert "eval/letters/accuracy" in text
@@ -274,7 +277,7 @@ def test_what_somebody_else_pushes_meanwhile_is_not_overwritten(
         ("no network", 3, "me/tiny cannot be looked at", "check the network"),
         ("a secret", 2, "a file to push holds what looks like a token", "take it out"),
         ("damage", 2, "model.safetensors is not as the export wrote it", "remove the folder"),
-        ("no push", 2, "nothing is pushed, so --private has no use", "add --push"),
+        ("no push", 2, "nothing is pushed, so private has no use", "--push REPO"),
         ("no message", 2, "--message is empty", "write one"),
     ],
 )
@@ -398,7 +401,7 @@ def test_the_python_door_pushes_too(
     assert hub.repos["models/me/tiny"].is_private and "pushed    " in answer.text
     with pytest.raises(mmrl.HubError, match="no they/tiny that this token can see"):
         mmrl.export(run, "tiny", push="they/tiny")
-    with pytest.raises(mmrl.ConfigError, match="of a push"):
+    with pytest.raises(mmrl.ConfigError, match="so private has no use"):
         mmrl.export(run, "new", private=True)
 
 

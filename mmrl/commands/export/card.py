@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from mmrl.commands.export.usage import usage
+from mmrl.config.evaluation_names import sets_of
 from mmrl.data.hub import redactor
 from mmrl.errors import ConfigError, DataError, MMRLError, plural
 from mmrl.runs.checkpoints import Checkpoint
@@ -165,9 +166,10 @@ class ModelCard:
             yield "began from", _linked(self.base) + (f", commit `{self.base.commit[:12]}`" if self.base.commit else "")
         yield "algorithm", f"`{_plain_name(config['algorithm']['name'])}`{_options(config['algorithm'], ('name',))}"
         raw = record["config"]["data"]
-        for title, key in (("learned from", "train"), ("", "mix"), ("evaluated on", "eval")):
-            for spec in _specs(raw.get(key)):
-                yield title, _dataset(spec, self._began_in)
+        evaluated = ((f"evaluated on {name}".strip(), spec) for name, spec in sets_of(raw.get("eval")).items())
+        given = [("learned from", raw["train"]), *(("", spec) for spec in raw.get("mix") or ())]
+        for title, spec in [*given, *evaluated]:
+            yield title, _dataset(spec, self._began_in)
         for reward in config.get("rewards") or ():
             yield "reward", f"`{_plain_name(reward['name'])}` x {reward.get('weight', 1)}"
         if config.get("environment"):
@@ -236,16 +238,6 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(head), "|" + "---|" * len(head), *map(line, rows)])
 
 
-def _specs(value: Any) -> Iterator[Mapping[str, Any]]:
-    """The datasets of ``data.train``, ``data.mix`` or ``data.eval``."""
-    if isinstance(value, Mapping):
-        yield from (
-            [value] if isinstance(value.get("name"), str) else (s for each in value.values() for s in _specs(each))
-        )
-    elif isinstance(value, list | tuple):
-        yield from (spec for each in value for spec in _specs(each))
-
-
 def _dataset(spec: Mapping[str, Any], began_in: Path) -> str:
     """A dataset's plugin, with the hub's name or its files, and the licence that its publisher states."""
     name = f"`{_plain_name(spec['name'])}`"
@@ -259,8 +251,8 @@ def _dataset(spec: Mapping[str, Any], began_in: Path) -> str:
 
 
 def _hub_datasets(config: Mapping[str, Any], began_in: Path) -> Iterator[str]:
-    for key in ("train", "mix"):
-        yield from (name for spec in _specs(config["data"].get(key)) if (name := _hub_name(spec, began_in)))
+    specs = [config["data"]["train"], *(config["data"].get("mix") or ())]
+    yield from (name for spec in specs if (name := _hub_name(spec, began_in)))
 
 
 def _hub_name(spec: Mapping[str, Any], began_in: Path) -> str | None:

@@ -34,11 +34,9 @@ def run(arguments: argparse.Namespace) -> int:
     from mmrl.commands.export.publication import export_and_push
     from mmrl.commands.export.repository import Destination
 
-    destination = None
-    if arguments.push is not None:
-        destination = Destination(arguments.push, arguments.revision, arguments.private, arguments.message)
-    else:
-        _only_with_push(arguments)
+    destination = Destination.wanted(
+        arguments.push, revision=arguments.revision, private=arguments.private, message=arguments.message
+    )
     report = export_and_push(
         arguments.checkpoint,
         arguments.out,
@@ -52,15 +50,3 @@ def run(arguments: argparse.Namespace) -> int:
     )
     answer(report.data(), report.lines(), as_json=arguments.json)
     return 0
-
-
-def _only_with_push(arguments: argparse.Namespace) -> None:
-    """Raise if an option of a push is given without one."""
-    from mmrl.errors import ConfigError
-
-    given = {"--private": arguments.private is True, "--public": arguments.private is False}
-    given |= {"--revision": arguments.revision is not None, "--message": arguments.message is not None}
-    if names := [name for name, is_given in given.items() if is_given]:
-        raise ConfigError(
-            f"nothing is pushed, so {', '.join(names)} has no use", where="mmrl export", remedy="add --push REPO"
-        )

@@ -73,6 +73,23 @@ class Destination:
     private: bool | None = None
     message: str | None = None
 
+    @classmethod
+    def wanted(cls, repo: str | None, **options: Any) -> Destination | None:
+        """The wishes of a call; None if nothing is to be pushed.
+
+        Args:
+            options: The other attributes.
+
+        Raises:
+            ConfigError: There are some, and no repository.
+        """
+        if repo is not None:
+            return cls(repo, **options)
+        if given := [name for name, value in options.items() if value is not None]:
+            what = f"nothing is pushed, so {', '.join(given)} {'has' if len(given) == 1 else 'have'} no use"
+            raise ConfigError(what, where="mmrl export", remedy="name the repository: --push REPO, or push=REPO")
+        return None
+
     def check(self) -> None:
         """Look at the words alone.
 

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from mmrl.config.evaluation_names import has_names, key_of
+from mmrl.config.evaluation_names import key_of, sets_of
 from mmrl.config.forms import reader_of_files
 from mmrl.config.plugin_specs import Kind
 from mmrl.config.starter import starter
@@ -106,9 +106,7 @@ def _plugins(values: Mapping[str, Any]) -> list[tuple[str, Kind, Mapping[str, An
     found: list[tuple[str, Kind, Mapping[str, Any]]] = [("algorithm", "algorithm", values["algorithm"])]
     data = values["data"]
     found += [("data.train", "dataset", data["train"])] if data.get("train") else []
-    evaluated = data.get("eval") or {}
-    named = evaluated if has_names(evaluated) else {"": evaluated} if evaluated else {}
-    found += [(key_of(name), "dataset", entry) for name, entry in named.items()]
+    found += [(key_of(name), "dataset", entry) for name, entry in sets_of(data.get("eval")).items()]
     found += [(f"data.mix.{index}", "dataset", entry) for index, entry in enumerate(data.get("mix", ()))]
     found += [("environment", "environment", values["environment"])] if values.get("environment") else []
     for kind, section in _LISTS.items():
