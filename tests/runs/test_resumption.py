@@ -653,9 +653,10 @@ def test_a_signal_while_a_step_is_logged_loses_no_step(fake_runs: Runs, monkeypa
     append = RunDirectory.append_metrics
 
     def append_and_stop(directory, step, metrics):
-        append(directory, step, metrics)
+        line = append(directory, step, metrics)
         if step == 2:
             stop()
+        return line
 
     config, run = fake_runs.config(trainer={"save_every": 100}), fake_runs.folder / "run"
     with monkeypatch.context() as patch:
