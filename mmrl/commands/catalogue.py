@@ -16,7 +16,7 @@ COMMANDS = {
     "replay": ("replay.command", "take finished steps of a run again, from its record"),
     "rollouts": ("rollouts", "print the completions that a run has recorded"),
     "view": ("view", "show runs in a browser: curves, rollouts with images and tokens, evaluations"),
-    "report": ("report", "write a run as one page that opens without a server"),
+    "report": ("report", "write runs as one page that opens without a server"),
     "monitor": ("monitor", "print the alarms of a recorded run"),
     "rewards": ("rewards.command", "try a reward"),
     "help": ("help.command", "find what the pages, the config's keys and the commands say of some words"),
