@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -42,9 +42,13 @@ class MMRLError(Exception):
         where: The file and line, config key, dataset row or plugin concerned.
         possible: The values that would have been accepted.
         remedy: The user's next step.
+
+    Attributes:
+        parts: The errors that this one joins; empty if it is one.
     """
 
     exit_code: ClassVar[int] = 1
+    parts: Sequence[MMRLError] = ()
 
     def __init__(self, what: str, *, where: str = "", possible: str = "", remedy: str = "") -> None:
         self.what, self.where, self.possible, self.remedy = what, where, possible, remedy

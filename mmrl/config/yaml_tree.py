@@ -121,8 +121,11 @@ def join_errors(errors: Sequence[MMRLError]) -> MMRLError:
     """One error with the texts of all: a PluginError if all are, else a ConfigError."""
     if len(errors) == 1:
         return errors[0]
-    kind = type(errors[0]) if len({type(error) for error in errors}) == 1 else ConfigError
-    return kind(f"{len(errors)} errors in the config\n\n" + "\n\n".join(map(str, errors)))
+    parts = [part for error in errors for part in error.parts or (error,)]
+    kind = type(parts[0]) if len({type(part) for part in parts}) == 1 else ConfigError
+    joined = kind(f"{len(parts)} errors in the config\n\n" + "\n\n".join(map(str, parts)))
+    joined.parts = parts
+    return joined
 
 
 def read_tree(paths: Sequence[Path | Located], overrides: Sequence[str] = ()) -> tuple[Located, list[MMRLError]]:

@@ -29,7 +29,7 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
                     if not isinstance(record := json.loads(line), dict):
                         raise ValueError(f"{line[:60].rstrip()} is no object")
                     yield record
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # the run's folder may be a file
         return
     except ValueError as error:
         raise _no_record(path, error) from error
@@ -41,7 +41,7 @@ def read_records_back(path: Path) -> Iterator[dict[str, Any]]:
         with path.open("rb") as file:
             for line in _lines_back(file):
                 yield json.loads(line)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     except ValueError as error:
         raise _no_record(path, error) from error

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.config.yaml_tree import to_flow, tree_of
-from mmrl.errors import ConfigError, DataError
+from mmrl.errors import ConfigError, DataError, first_line
 from mmrl.runs.history import MET
 from mmrl.runs.reader import Metrics, Run
 from mmrl.runs.standing import State
@@ -244,11 +244,12 @@ def _ranked_by(config: str) -> tuple[str | None, str]:
     """``trainer.best_metric`` and ``trainer.best_is`` of a config."""
     tree = tree_of(config, SWEEP)
 
-    def value(name: str) -> Any:
+    def text(name: str) -> str | None:
         path = ("trainer", name)
-        return tree.nearest(path).plain() if tree.holds(path) else None
+        found = tree.nearest(path).plain() if tree.holds(path) else None
+        return found if isinstance(found, str) else None
 
-    return value("best_metric"), value("best_is") or "max"
+    return text("best_metric"), text("best_is") or "max"
 
 
 def _cells(row: Row, keys: Sequence[str]) -> list[str]:
@@ -289,7 +290,7 @@ def load_sweep(path: str | Path) -> Sweep:
     except (FileNotFoundError, NotADirectoryError) as error:
         remedy = "name the folder of a sweep, which holds sweep.json"
         raise ConfigError("there is no sweep", where=str(folder), remedy=remedy) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"the sweep's record cannot be read: {error}", where=str(file)) from error
     if isinstance(record, dict) and isinstance(record.get("schema"), int) and record["schema"] > SCHEMA:
         remedy = "read it with the version of mmrl that wrote it, or a later one"
@@ -300,9 +301,11 @@ def load_sweep(path: str | Path) -> Sweep:
             for each in record["points"]
         ]
         axes = {str(key): list(values) for key, values in record["axes"].items()}
-        return Sweep(folder, str(record["config"]), axes, [int(seed) for seed in record["seeds"]], points)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        what = f"the sweep's record is not as a sweep writes it: {type(error).__name__}: {error}"
+        config = str(record["config"])
+        tree_of(config, str(file))
+        return Sweep(folder, config, axes, [int(seed) for seed in record["seeds"]], points)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, ConfigError) as error:
+        what = f"the sweep's record is not as a sweep writes it: {type(error).__name__}: {first_line(error)}"
         raise DataError(what, where=str(file)) from error
 
 

@@ -103,6 +103,11 @@ def test_values_from_python_have_the_same_words() -> None:
         (["learner.lr=1,2", "learner.lr=3"], None, "learner.lr is given twice"),
         (["trainer.run_dir=a,b"], None, "trainer.run_dir may not differ between points"),
         (["trainer.best_metric=a,b"], None, "trainer.best_metric may not differ between points"),
+        (
+            ["trainer={steps: 2, seed: 4},{steps: 3}"],
+            None,
+            "trainer as a whole may not differ .* it holds trainer.seed",
+        ),
         (["trainer.seed=1,2"], "3", "--seeds and trainer.seed are both given"),
         (["learner.lr=1,2"], "0,1,0", "the seed 0 is given twice"),
         (["learner.lr=1,2"], "", "'' is no seed"),
@@ -146,6 +151,15 @@ def test_points_have_the_configs_of_train_and_names_that_tell_them(folder: Path)
         (["learner.lr=1e-5,7"], ["less than or equal to 1, not 7", "override learner.lr=7"]),
         (["algorithm.name=grpo,nope"], ["no installed package has an algorithm plugin called 'nope'", "possible: "]),
         (["learner.lr=1e-5,x", "sampler.top_p=1.0,2.0"], ["learner.lr", "sampler.top_p"]),
+        (
+            ["learner.lr=x,y", "sampler.top_p=2.0"],
+            ["mmrl: 3 errors in the config\n\nsampler.top_p", "not 'x'", "not 'y'"],
+        ),
+        (["learner.lr=1e-5,1e-4", "learner={lr: 1}"], ["learner.lr=1e-05 and learner.lr=0.0001 have the same config"]),
+        (
+            [f"model.path={','.join(f'hf_{letter * 20}' for letter in 'ab')}"],
+            ["two runs have model.path=[redacted]: they differ in a secret alone"],
+        ),
     ],
 )
 def test_all_points_are_checked_before_the_first_starts(
@@ -155,6 +169,7 @@ def test_all_points_are_checked_before_the_first_starts(
     told = capsys.readouterr().err
     assert all(part in told for part in expected), told
     assert told.count("override learner.lrr") <= 1  # once for all of its values and seeds
+    assert told.count("sampler.top_p") <= 2 and told.count("errors in the config") <= 1
     assert not (folder / "runs").exists()
 
 
@@ -209,6 +224,17 @@ def test_a_sweep_runs_its_points_tells_failures_and_takes_in_more(
     sweep_now = load_sweep(path)
     assert len(sweep_now.points) == 6 and sweep_now.axes == {"learner.lr": [0.002, 0.001, 0.5]}
     assert "lr-0.5_seed-0  goes on" not in capsys.readouterr().out
+
+
+def test_a_secret_among_values_is_in_no_name_and_no_file_and_the_sweep_goes_on(folder: Path) -> None:
+    secret = f"hf_{'k' * 20}"
+    words = [f"model.path={secret},m", "--seeds", "0"]
+    assert sweep(*words) == 0
+    path = folder / "runs" / "a-sweep"
+    assert not [each for each in path.rglob("*") if secret[:8] in each.name]
+    assert secret not in (path / "sweep.json").read_text()
+    assert sweep(f"model.path=m,n,{secret}", "--seeds", "0,1") == 0
+    assert [attempts(point.run.path) for point in load_sweep(path).points] == [1] * 6
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,8 @@ def test_runs_without_an_accuracy_of_that_name_are_compared_by_another(tmp_path:
         ({"points": [{"folder": "a/b", "values": {}, "seed": 0}]}, DataError, "'a/b' is no name of a point"),
         ({"points": [{"folder": "a", "seed": 0}]}, DataError, "KeyError: 'values'"),
         ({"axes": []}, DataError, "not as a sweep writes it"),
+        ({"seeds": [float("inf")]}, DataError, "OverflowError"),
+        ({"config": "trainer: [1"}, DataError, "ConfigError: not valid YAML"),
     ],
 )
 def test_a_damaged_sweep_is_told(tmp_path: Path, changes: Any, kind: type[MMRLError], expected: str) -> None:
@@ -136,9 +138,19 @@ def test_a_damaged_sweep_is_told(tmp_path: Path, changes: Any, kind: type[MMRLEr
 def test_a_folder_without_a_sweep_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no sweep"):
         load_sweep(tmp_path)
-    (tmp_path / "sweep.json").write_text("{")
-    with pytest.raises(DataError, match="cannot be read"):
-        load_sweep(tmp_path)
+    for text in ("{", "[" * 100_000):
+        (tmp_path / "sweep.json").write_text(text)
+        with pytest.raises(DataError, match="cannot be read"):
+            load_sweep(tmp_path)
+
+
+def test_a_run_that_is_a_file_and_a_metric_that_is_no_text_are_passed_over(tmp_path: Path) -> None:
+    path = write(tmp_path / "sweep", config="trainer: {best_metric: [a], best_is: 3}")
+    make_run(path / "lr-1e-05_seed-0", {1: 0.7})
+    (path / "lr-1e-05_seed-1").write_text("a file")
+    table = load_sweep(path).table()
+    assert table.metric == "eval/accuracy" and not table.is_min
+    assert [point.state for point in table.rows[0].setting.points] == ["done", "waiting"]
 
 
 def test_a_run_knows_its_state(fake_runs: Runs) -> None:

@@ -127,6 +127,7 @@ def sweep(
         return ()
     plan.make_folder()
     with locked(plan.folder, "--folder"):
+        plan.check_folder()  # another sweep may have been here since
         plan.write()
         return _run(plan, interruption or Interruption(), parallel, address)
 

@@ -139,6 +139,11 @@ def _part(key: str, text: str, origin: str) -> Part:
     if reason := _SAME.get(key):
         remedy = f"give it one value, {key}=VALUE"
         raise ConfigError(f"{key} may not differ between points: {reason}", where=origin, remedy=remedy)
+    if within := [each for each in (SEED, *_SAME) if each.startswith(f"{key}.")]:
+        what = f"{key} as a whole may not differ between points: it holds {', '.join(within)}"
+        raise ConfigError(
+            what, where=origin, remedy=f"give the keys in it that differ, such as {key}.steps=VALUE,VALUE"
+        )
     if not all(texts):
         what = f"a value of {key} is empty"
         raise ConfigError(what, where=origin, possible="VALUE,VALUE", remedy="write null, or '' for an empty text")

@@ -19,7 +19,7 @@ from mmrl.plugin_host.registry import options_class
 from mmrl.runs.directory import check_place
 from mmrl.runs.files import replace_file, writing
 from mmrl.runs.resumption import changed_values
-from mmrl.runs.sweeps import SCHEMA, SWEEP, Sweep, is_sweep, load_sweep, told_value
+from mmrl.runs.sweeps import SCHEMA, SWEEP, Sweep, is_sweep, load_sweep, told, told_value
 from mmrl.system.redaction import Redactor, remember_secrets
 
 LOGS, GIVEN = "logs", "given"
@@ -136,7 +136,7 @@ def plan_sweep(paths: Sequence[Path | Located], words: Words, folder: Path | Non
         folder: SWEEP; by default the config's ``trainer.run_dir`` with ``-sweep`` after it.
 
     Raises:
-        MMRLError: All errors in the points' configs, each told once.
+        MMRLError: All errors in the points' configs, each told once; or points that no file could tell apart.
     """
     tree, _ = read_tree(paths, words.overrides)
     seeds = words.seeds or [_seed(tree)]
@@ -146,12 +146,14 @@ def plan_sweep(paths: Sequence[Path | Located], words: Words, folder: Path | Non
         try:
             loaded = load_config(paths, overrides, options_class=options_class)
         except MMRLError as error:
-            errors.setdefault(error.what, error)
+            for part in error.parts or (error,):
+                errors.setdefault(part.what, part)
             continue
         remember_secrets(loaded.config.model_dump(mode="json"))
         configs.append((values, loaded))
     if errors:
         raise join_errors(list(errors.values()))
+    _check_apart(configs)
     names = _short_names(words.axes)
     points = [
         PlannedPoint(name, values, seed, loaded, folder / name)
@@ -167,6 +169,25 @@ def plan_sweep(paths: Sequence[Path | Located], words: Words, folder: Path | Non
     plan = SweepPlan(folder, text, words.axes, list(seeds), points, list(warnings))
     plan.check_folder()
     return plan
+
+
+def _check_apart(configs: Sequence[tuple[Mapping[str, Any], LoadedConfig]]) -> None:
+    """Check that combinations of values differ in their configs, and in what sweep.json says of them.
+
+    Raises:
+        ConfigError: Names two that do not.
+    """
+    redactor = Redactor()
+    by_config, by_values = dict[str, Mapping[str, Any]](), dict[str, Mapping[str, Any]]()
+    for values, loaded in configs:
+        config = json.dumps(plain_values(loaded.config), sort_keys=True, default=str)
+        if (same := by_config.setdefault(config, values)) is not values:
+            what = f"the runs with {redactor(told(same))} and {redactor(told(values))} have the same config"
+            raise ConfigError(what, where="mmrl sweep", remedy="keep one of them, or the word that replaces both")
+        shown = json.dumps(redactor.plain(values), sort_keys=True)
+        if by_values.setdefault(shown, values) is not values:
+            what = f"two runs have {redactor(told(values))}: they differ in a secret alone, which no file may hold"
+            raise ConfigError(what, where="mmrl sweep", remedy="run a sweep for each secret, each with its --folder")
 
 
 def sweep_folder(tree: Located) -> Path:
@@ -193,8 +214,8 @@ def _short_names(axes: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _slug(value: Any) -> str:
-    """A value in a file's name; with a hash of it where it had to be changed for that."""
-    text = told_value(value)
+    """A value in a file's name; with a hash of it where it had to be changed for that. No secret is a part of it."""
+    text = Redactor()(told_value(value))
     if _PLAIN.fullmatch(text) or re.fullmatch(r"-?[0-9.e+-]+", text):
         return text
     plain = _UNFIT.sub("-", text).strip("-.")[:30]
@@ -223,7 +244,8 @@ def _check_same(before: Sweep, now: SweepPlan) -> None:
     lines = [str(change) for change in changed_values(then, new)]
     if set(before.axes) != set(now.axes):
         lines.append(f"axes: {', '.join(before.axes) or 'none'} -> {', '.join(now.axes) or 'none'}")
-    pairs = [(key, values, now.axes.get(key)) for key, values in before.axes.items()]
+    axes = Redactor().plain(now.axes)
+    pairs = [(key, values, axes.get(key)) for key, values in before.axes.items()]
     for key, values, others in [*pairs, ("seeds", before.seeds, now.seeds)]:
         if missing := [value for value in values if others is not None and value not in others]:
             lines.append(f"{key} had {', '.join(map(to_flow, missing))} too")
