@@ -67,6 +67,7 @@ def run(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory)
     path.write_text(CONFIG)
     config = plain_config(load_config([path], options_class=options_class).config)
     config["rewards"][0] |= {"name": "/home/someone/mine.py:score", "api_key": "key-of-mine-1234"}
+    config["rewards"][0]["url"] = "https://judge.org/v1?key=key-of-mine-1234"
     record = {"mmrl": "0.1.0", "config": config, "fingerprints": {"model": COMMIT}}
 
     def fill(target: Path) -> None:

@@ -25,7 +25,7 @@ from mmrl.runs.checkpoints import Checkpoint
 from mmrl.runs.disk import sha256
 from mmrl.runs.files import read_records_back, replace_file
 from mmrl.runs.history import read_metrics
-from mmrl.system.redaction import without_paths, without_secrets
+from mmrl.system.redaction import remember_secrets, without_paths, without_secrets
 from mmrl.system.version import __version__
 
 CARD = "README.md"
@@ -98,6 +98,7 @@ class ModelCard:
         is_adapter = (self.folder / ADAPTER).is_file()
         record = self.checkpoint.read_state("run.json") if self.checkpoint else None
         config = without_paths(without_secrets(record["config"])) if record else {}
+        remember_secrets(record["config"] if record else {})  # they may stand in other keys too, such as an address
         loading = usage(name, is_adapter=is_adapter, reads_images=facts["reads_images"])
         title = name.rpartition("/")[2]
         parts = [f"# {title}", self._summary(facts, is_adapter), "## Load it", f"```python\n{loading}```"]
