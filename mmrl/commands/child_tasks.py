@@ -11,10 +11,13 @@ import threading
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from mmrl.errors import MMRLError
 from mmrl.system.signals import SIGNALS, Interruption, Request, Stopped, prepare_exit
+
+if TYPE_CHECKING:
+    from mmrl.config.load import LoadedConfig
 
 Answer = dict[str, Any]
 
@@ -70,26 +73,27 @@ def _fields(error: MMRLError) -> dict[str, Any]:
     }
 
 
-def _train(request: Mapping[str, Any], interruption: Interruption) -> Answer:
-    from mmrl.commands.train import train
+def _loaded(request: Mapping[str, Any]) -> LoadedConfig:
+    """The checked config of a request, whose secrets are kept out of all texts from now on."""
     from mmrl.config.load import LoadedConfig, from_mapping
     from mmrl.plugin_host.registry import options_class
     from mmrl.system.redaction import remember_secrets
 
     remember_secrets(request["config"])
-    loaded = LoadedConfig(from_mapping(request["config"], options_class=options_class), request.get("origins", {}))
-    train(loaded, interruption, allowed=request["allowed"])
+    return LoadedConfig(from_mapping(request["config"], options_class=options_class), request.get("origins", {}))
+
+
+def _train(request: Mapping[str, Any], interruption: Interruption) -> Answer:
+    from mmrl.commands.train import train
+
+    train(_loaded(request), interruption, allowed=request["allowed"])
     return {}
 
 
 def _check(request: Mapping[str, Any], interruption: Interruption) -> Answer:
     from mmrl.commands.check.command import check
-    from mmrl.config.load import LoadedConfig, from_mapping
-    from mmrl.plugin_host.registry import options_class
-    from mmrl.system.redaction import remember_secrets
 
-    remember_secrets(request["config"])
-    report = check(LoadedConfig(from_mapping(request["config"], options_class=options_class), {}))
+    report = check(_loaded(request))
     lines = [*report.text(), *(f"error      {error}" for error in report.errors)]
     return {"data": dict(report.complete()), "text": "\n".join(lines)}
 
