@@ -10,8 +10,8 @@ SECTIONS = ("eval", "eval_blank")
 """The first words of metrics of evaluations: with the prompts' own images, and with blank ones."""
 NAMED = "(named)"
 """Stands in paths between ``data.eval`` and the name of one of several sets."""
-WORD = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
-"""The form of a name."""
+WORD = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+"""The form of a name, which is a folder's too."""
 
 
 def has_names(values: Mapping[str, Any]) -> bool:

@@ -55,7 +55,8 @@ def _read(value: Any) -> Any:
         )
     for name in kept:
         if not WORD.fullmatch(name):
-            raise ValueError(f"cannot have a set that is called {name!r}: a letter, then letters, digits, - and _")
+            form = "a letter, then letters, digits, - and _, 64 at most"
+            raise ValueError(f"cannot have a set that is called {name!r}: {form}")
     return kept
 
 

@@ -26,7 +26,7 @@ def by_name(found: Mapping[str, Any]) -> dict[str, Any]:
     """Datasets by names that their paths suggest, of which each is a word and another one."""
     named = dict[str, Any]()
     for place, each in found.items():
-        word = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(place.partition("@")[0]).stem) or "set"
+        word = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(place.partition("@")[0]).stem)[:48] or "set"
         word = (
             word if WORD.fullmatch(word) and word != "name" else f"set_{word}"
         )  # a mapping with a name is one dataset

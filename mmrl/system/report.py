@@ -38,7 +38,8 @@ class Report:
 
     def show(self, title: str, lines: Sequence[str]) -> None:
         """Add lines under each other, the first one after the title."""
-        self.lines += [f"{title if not i else '':<{INDENT}}{line}".rstrip() for i, line in enumerate(lines)]
+        first = f"{title:<{INDENT}}" if len(title) < INDENT else f"{title}  "
+        self.lines += [f"{'' if i else first:<{INDENT}}{line}".rstrip() for i, line in enumerate(lines)]
 
     def add(self, name: str, data: Any, lines: Sequence[str], *, title: str | None = None) -> None:
         """Add a section: its data, and its lines, the first one after the title, by default the name."""

@@ -101,6 +101,7 @@ def failure(load, *words: str) -> str:
         (("[{name: table}]",), "give each a name: data.eval: {ONE: {name: ...}"),
         (("{'a b': {name: table, path: y}}",), "cannot have a set that is called 'a b'"),
         (("{1a: {name: table, path: y}}",), "cannot have a set that is called '1a'"),
+        ((f"{{{'a' * 65}: {{name: table, path: y}}}}",), "- and _, 64 at most"),
         (("{a.b: {name: table, path: y}}",), "cannot have a set that is called 'a.b'"),
         (("{a: {name: table, path: y}, a: {name: table, path: z}}",), "a is written twice"),
         ((NAMED, "trainer.best_metric=eval/accuracy"), "name one of: eval/geo/accuracy, eval/count/accuracy"),

@@ -11,7 +11,7 @@ import pytest
 from mmrl.commands.cli import main
 from mmrl.errors import DataError
 from mmrl.rollout.records import evaluation_names, recorded_evaluations
-from mmrl.runs.reader import load_run
+from mmrl.runs.reader import Run, load_run
 from tests.faults.runs import REWARDS, Runs, outcome, records, steps
 
 BEST = "eval/late/letters_mean"
@@ -72,6 +72,9 @@ def test_a_reader_names_one_of_several_sets(sets: Runs) -> None:
     with pytest.raises(DataError, match="there is no evaluation of late after step 3") as caught:
         run.evaluations(3, "late")
     assert caught.value.possible == "0, 2, 4"
+    unnamed = Run(sets.folder / "nothing")
+    with pytest.raises(DataError, match=r"(?s)no evaluation set 'late'.*without a name.*leave the name out"):
+        unnamed.evaluations(2, "late")
 
 
 @pytest.mark.parametrize(

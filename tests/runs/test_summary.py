@@ -12,6 +12,7 @@ import pytest
 from mmrl.config.load import from_mapping
 from mmrl.runs.summary import _files, closing
 from mmrl.step.gather import Given, Rollouts
+from mmrl.system.report import Report
 from tests.faults.runs import Runs, events, records, steps
 
 
@@ -29,6 +30,18 @@ def test_a_run_tells_its_folder_model_data_and_arithmetic_before_its_first_step(
     assert "batches    3 prompts x 4 = 12 completions a step; 1 optimizer step of 12" in text
     assert "1 rank in this process, vllm samples, DeepSpeed learns" in text
     assert re.search(r"ready after \d+ s: fake, float32", text)
+
+
+def test_a_title_that_is_longer_than_its_column_is_apart_from_its_line() -> None:
+    report = Report()
+    for title in ("eval.ten_1", "eval.charts"):
+        report.show(title, ["6 of 6 rows kept", "more"])
+    assert report.lines == [
+        "eval.ten_1 6 of 6 rows kept",
+        "           more",
+        "eval.charts  6 of 6 rows kept",
+        "           more",
+    ]
 
 
 def test_a_run_tells_how_it_went_and_what_is_next_after_its_last_step(fake_runs: Runs, capsys):
