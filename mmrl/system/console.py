@@ -110,21 +110,19 @@ class Console:
             return
         self._drawn_at = now
         with suppress(OSError):
+            texts = self._texts(visible(phase), done, total)
             if self._bar is None:
                 shape = {"bar_format": _RUN_BAR} if self._num_steps else {}
-                self._bar = tqdm(file=self._stream, leave=False, position=0, dynamic_ncols=True, **shape)
-            self._show(self._bar, visible(phase), done, total)
-            self._bar.refresh()
+                self._bar = tqdm(file=self._stream, leave=False, position=0, dynamic_ncols=True, **shape, **texts)
+            self._bar.total, self._bar.n, self._bar.unit = texts["total"], texts["initial"], texts["unit"]
+            self._bar.set_description_str(texts["desc"], refresh=True)
 
-    def _show(self, bar: tqdm[None], phase: str, done: int, total: int) -> None:
-        """Give the bar its texts: of the run, where it is one's, else of the phase."""
+    def _texts(self, phase: str, done: int, total: int) -> dict[str, Any]:
+        """The bar's count and texts: of the run, where it is one's, else of the phase."""
         if self._num_steps:
-            bar.total, bar.n = self._num_steps, self._step
-            bar.set_description_str("".join(f"  {left}" for left in self._left()), refresh=False)
-            bar.unit = f"{phase} {done}/{total}"
-        else:
-            bar.total, bar.n = total, done
-            bar.set_description_str(phase, refresh=False)
+            left = "".join(f"  {each}" for each in self._left())
+            return {"total": self._num_steps, "initial": self._step, "desc": left, "unit": f"{phase} {done}/{total}"}
+        return {"total": total, "initial": done, "desc": phase, "unit": "it"}
 
     def close(self) -> None:
         """Take the bar away."""

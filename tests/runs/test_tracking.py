@@ -68,7 +68,7 @@ def test_an_evaluation_is_shown_by_each_prompts_first_rollout_without_secrets(mo
     made = [credited(episodes(seed, 3)) for seed in range(6)]
     secret = made[0].scored.rollouts[0].episode[0].turn
     object.__setattr__(secret, "text", f"{secret.text} correct-horse-battery")
-    rollouts, histograms = shown(made, made[:2], 4)
+    rollouts, histograms = shown({"": made}, made[:2], 4)
     assert len(rollouts) == 4 and "correct-horse" not in str(rollouts)
     for each, group in zip(rollouts, made, strict=False):
         rollout = group.scored.rollouts[0]
@@ -84,7 +84,9 @@ def test_an_evaluation_is_shown_by_each_prompts_first_rollout_without_secrets(mo
     assert histograms["rollouts/reward"].tolist() == rewards[:4].tolist()
     written = [rollout.mask.sum() for group in made for rollout in group.scored.rollouts]
     assert histograms["eval/length"].tolist() == written != [len(rollout.mask) for rollout in made[0].scored.rollouts]
-    assert shown([], [], 4) == ([], {})
+    assert shown({"": []}, [], 4) == ([], {})
+    of_sets, histograms = shown({"easy": made[:3], "hard": made[3:]}, [], 2)
+    assert len(of_sets) == 4 and [*histograms][::2] == ["eval/easy/reward", "eval/hard/reward"]
 
 
 def test_alarms_reach_the_trackers_that_show_them_in_order(tmp_path):
