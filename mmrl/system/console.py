@@ -82,9 +82,12 @@ class Console:
         width = len(str(self._num_steps))
         columns = [*_REWARD, *self._evaluation_columns(metrics), *_OTHERS]
         shown = [form.format(metrics[name]) for name, form in columns if name in metrics]
-        self._step, self._ends_at = step, None if seconds_left is None else time.monotonic() + seconds_left
-        left = [] if step >= self._num_steps else self._left()
-        self.line("  ".join([f"step {step:{width}}/{self._num_steps}", *shown, *left]))
+        is_known = seconds_left is not None and step < self._num_steps
+        self._step, self._ends_at = step, time.monotonic() + (seconds_left or 0.0) if is_known else None
+        if self._bar is not None:  # it is drawn again below the line
+            self._bar.n, self._bar.unit = step, ""
+            self._bar.set_description_str(self._told_left(), refresh=False)
+        self.line("  ".join([f"step {step:{width}}/{self._num_steps}", *shown, *self._left()]))
 
     def _left(self) -> list[str]:
         """The time that is left, if that is known."""
@@ -92,6 +95,10 @@ class Console:
             return []
         left = duration(max(0.0, self._ends_at - time.monotonic()))
         return [f"{left} left, or until {self._stops_at}" if self._stops_at else f"{left} left"]
+
+    def _told_left(self) -> str:
+        """The time that is left, in the bar."""
+        return "".join(f"  {each}" for each in self._left())
 
     def _evaluation_columns(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         """Metrics of the evaluation sets, each with its form."""
@@ -120,8 +127,8 @@ class Console:
     def _texts(self, phase: str, done: int, total: int) -> dict[str, Any]:
         """The bar's count and texts: of the run, where it is one's, else of the phase."""
         if self._num_steps:
-            left = "".join(f"  {each}" for each in self._left())
-            return {"total": self._num_steps, "initial": self._step, "desc": left, "unit": f"{phase} {done}/{total}"}
+            texts = {"desc": self._told_left(), "unit": f"{phase} {done}/{total}"}
+            return {"total": self._num_steps, "initial": self._step, **texts}
         return {"total": total, "initial": done, "desc": phase, "unit": "it"}
 
     def close(self) -> None:
@@ -185,8 +192,11 @@ class _Beside:
 
 
 def _draws(stream: TextIO) -> bool:
-    """True for a terminal that someone watches and that can draw a line again."""
-    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown") and not os.environ.get("CI")
+    """True for a terminal that someone watches, that can draw a line again and that does not say it has no columns."""
+    is_able = stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown") and not os.environ.get("CI")
+    with suppress(OSError, ValueError):
+        return is_able and os.get_terminal_size(stream.fileno()).columns > 0
+    return is_able
 
 
 @contextmanager

@@ -163,6 +163,16 @@ def test_the_bar_tells_the_step_the_time_that_is_left_and_the_phase_and_is_gone_
     assert screen(terminal.getvalue()) == ["step  12/130  2.0 s  5 min 40 s left", ""]
 
 
+def test_a_bar_below_the_line_of_a_step_is_of_that_step():
+    terminal = Terminal()
+    console = running(terminal)
+    console.step(65, {}, 60.0)
+    assert screen(terminal.getvalue())[-1] == "step 65/130  1 min left |##########          |"
+    console.step(130, {}, 0.0)
+    assert screen(terminal.getvalue())[-1] == "step 130/130 |####################|"
+    console.close()
+
+
 def test_the_bar_says_what_ends_the_run_earlier_and_the_last_step_has_no_time_left():
     stream = io.StringIO()
     console = running(stream, stops_at="eval/accuracy >= 0.9")
@@ -217,6 +227,14 @@ print("ready", file=sys.stderr)
 input()
 console.close()
 """
+
+
+def test_a_terminal_without_columns_gets_plain_lines():
+    ours, theirs = pty.openpty()  # its size is 0 x 0
+    with open(theirs, "w", encoding="utf-8") as stream:
+        running(stream).close()
+        assert os.read(ours, 65536) == b"step  12/130  2.0 s  5 min 40 s left\r\n"
+    os.close(ours)
 
 
 @pytest.mark.parametrize("columns", [20, 34, 120])
