@@ -138,7 +138,7 @@ class Run:
         names = self.evaluation_names or [""]
         if (name is None and len(names) > 1) or (name is not None and name not in names):
             what = "there are several evaluation sets" if name is None else f"there is no evaluation set {name!r}"
-            possible = ", ".join(names) or "one set, without a name"
+            possible = ", ".join(each or "''" for each in names) if names != [""] else "one set, without a name"
             remedy = "name one: evaluations(step, NAME)" if names != [""] else "leave the name out: evaluations(step)"
             raise DataError(what, where=str(self.path), possible=possible, remedy=remedy)
         name = names[0] if name is None else name

@@ -75,6 +75,11 @@ def test_a_reader_names_one_of_several_sets(sets: Runs) -> None:
     unnamed = Run(sets.folder / "nothing")
     with pytest.raises(DataError, match=r"(?s)no evaluation set 'late'.*without a name.*leave the name out"):
         unnamed.evaluations(2, "late")
+    for place in ("evaluations", "evaluations/late"):  # a run that began without names
+        (unnamed.path / place).mkdir(parents=True)
+        (unnamed.path / place / "step-000002.parquet").touch()
+    with pytest.raises(DataError, match="'', late"):
+        unnamed.evaluations(2)
 
 
 @pytest.mark.parametrize(
