@@ -197,3 +197,10 @@ def test_the_pages_are_those_that_the_wheel_carries() -> None:
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert wheel["force-include"] == {name: f"mmrl/pages/{name}" for name in PAGES}
     assert root() == ROOT and [name for name in PAGES if not (ROOT / name).is_file()] == []
+
+
+@pytest.mark.parametrize("words", ["exit code 137", "Exit code 7", "code -9"])
+def test_an_exit_code_that_there_is_not_is_told(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", words]) == 2
+    told = capsys.readouterr().err
+    assert f"mmrl has no exit code {words.split()[-1]}\n" in told and "5 resources" in told and "137 is a kill" in told

@@ -46,8 +46,15 @@ def search(words: str, limit: int = LIMIT) -> list[Hit]:
     """The passages that answer some words best.
 
     Raises:
-        ConfigError: No passage has any of them.
+        ConfigError: No passage has any of them, or they name an exit code that no command of mmrl has.
     """
+    if (code := re.fullmatch(r"(?:exit ?)?code (-?\d{1,6})", words.strip().lower())) and int(code[1]) not in EXIT_CODES:
+        raise ConfigError(
+            f"mmrl has no exit code {code[1]}",
+            where="mmrl help",
+            possible=", ".join(f"{number} {text}" for number, text in EXIT_CODES.items()),
+            remedy="from 128 on it is 128 + a signal's number: 137 is a kill, such as Linux's when memory runs out",
+        )
     index = Index(list(passages()))
     if hits := index.search(words, limit):
         return hits
