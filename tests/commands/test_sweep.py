@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mmrl.commands import child_command
@@ -87,8 +88,12 @@ def test_values_from_python_have_the_same_words() -> None:
     assert words.axes == {"learner.lr": [1e-5, 0.5], "a.text": ["x, y", "it's, so", "", None, True]}
     assert words.overrides == ["a.map={b: [1, 2]}"]
     assert words_of(["learner.lr=1,2"]) == ["learner.lr=1,2"]
+    arrays = {"a": np.array([1e-5, 0.5]), "b": [np.int64(2), {"c": np.float64(0.5)}], "d": range(2)}
+    assert words_of(arrays) == ["a=1.0e-05,0.5", "b=2,{c: 0.5}", "d=0,1"]
     with pytest.raises(ConfigError, match=r"learner.lr has no values"):
         words_of({"learner.lr": []})
+    with pytest.raises(ConfigError, match=r"learner.lr has a value that no config can hold"):
+        words_of({"learner.lr": [1.0, object()]})
 
 
 @pytest.mark.parametrize(

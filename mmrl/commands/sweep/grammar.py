@@ -12,6 +12,8 @@ from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
+from yaml import YAMLError
+
 from mmrl.config.yaml_tree import Located, join_errors, override_parts, to_flow, value_of
 from mmrl.errors import ConfigError, MMRLError
 
@@ -105,7 +107,8 @@ def read_words(words: Sequence[str], seeds: str | None = None) -> Words:
 
 
 def words_of(values: Mapping[str, Any] | Sequence[str]) -> list[str]:
-    """The words of values from Python: a list or tuple is an axis, all else a single value; words are left as they are.
+    """The words of values from Python: a list, tuple, range or array is an axis, all else a single value; words are
+    left as they are.
 
     Raises:
         ConfigError: A value is no plain one, or a list has no values.
@@ -114,11 +117,25 @@ def words_of(values: Mapping[str, Any] | Sequence[str]) -> list[str]:
         return [str(word) for word in ([values] if isinstance(values, str) else values)]
     words = []
     for key, value in values.items():
-        several = list(value) if isinstance(value, list | tuple) else [value]
+        value = _unpacked(value)
+        several = list(value) if isinstance(value, list | tuple | range) else [value]
         if not several:
             raise ConfigError(f"{key} has no values", where="values", remedy="give some, or leave the key out")
-        words.append(f"{key}={','.join(map(_text, several))}")
+        try:
+            words.append(f"{key}={','.join(map(_text, several))}")
+        except YAMLError as error:
+            remedy = "give numbers, texts, lists and mappings"
+            raise ConfigError(f"{key} has a value that no config can hold", where="values", remedy=remedy) from error
     return words
+
+
+def _unpacked(value: Any) -> Any:
+    """The value with numpy's arrays and numbers as Python's."""
+    if isinstance(value, Mapping):
+        return {key: _unpacked(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_unpacked(item) for item in value]
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _text(value: Any) -> str:
