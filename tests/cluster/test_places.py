@@ -43,7 +43,7 @@ def test_two_runs_at_once_are_stopped_and_go_on_to_the_metrics_of_unbroken_ones(
     points = [path / "lr-0.01_seed-0", path / "lr-0.02_seed-0"]
     curves = [point / "metrics.jsonl" for point in points]
     when(lambda: all(len(records(each)) > 2 for each in curves), lambda: os.kill(os.getpid(), signal.SIGINT))
-    assert main(words) == 130
+    assert main(words) == 130, capsys.readouterr()
     captured = capsys.readouterr()
     assert "2 runs at once through Ray" in captured.out and "lr-0.02_seed-0  stopped by SIGINT" in captured.out
     assert [point.state for point in load_sweep(path).points] == ["stopped", "stopped"]
