@@ -241,6 +241,9 @@ def warm(packages: Sequence[str], model: str = "") -> None:
     import torch
 
     torch.set_num_threads(1)
+    # A fork replaces torch's thread pool at its first use. Two threads that do so at once, as transformers' when they
+    # read weights, find none ("Invalid thread pool"). So the fork's first thread does it.
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(torch.get_num_threads()))
     for name in (*PACKAGES, *packages):
         importlib.import_module(name)
     from mmrl.engine.network.folder import ModelFolder
