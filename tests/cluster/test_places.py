@@ -31,14 +31,14 @@ def errand(folder: Path, devices: int = 1, *, reserves: bool = False, run: str =
 
 @pytest.mark.usefixtures("signals")
 def test_two_runs_at_once_are_stopped_and_go_on_to_the_metrics_of_unbroken_ones(
-    fake_runs: Runs, ray_address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fake_runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With processes that have the fake engine."""
+    """In a cluster of the sweep's own, with processes that have the fake engine."""
     monkeypatch.syspath_prepend(ROOT)
     monkeypatch.setattr(child_command, "MODULE", "tests.faults.errands")
     trainer = {"steps": 80, "prompts_per_step": 3, "save_every": 40, "run_dir": str(fake_runs.folder / "run")}
     config = fake_runs.config(trainer=trainer)
-    words = ["sweep", str(config), "learner.lr=1e-2,2e-2", "--parallel", "2", "--address", ray_address]
+    words = ["sweep", str(config), "learner.lr=1e-2,2e-2", "--parallel", "2"]
     path = fake_runs.folder / "run-sweep"
     points = [path / "lr-0.01_seed-0", path / "lr-0.02_seed-0"]
     curves = [point / "metrics.jsonl" for point in points]
