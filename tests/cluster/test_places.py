@@ -1,4 +1,8 @@
-"""Runs of a sweep that are at work at once, in places of a Ray cluster."""
+"""Runs of a sweep that are at work at once, in places of a Ray cluster.
+
+A worker of the full tier is large by the time it comes here, and could neither start Ray nor be sure to connect. So
+``test_ray.py`` runs this file in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,8 @@ from tests.faults.comparison import metrics
 from tests.faults.runs import Runs, records
 
 __all__ = ["signals"]
-pytestmark = pytest.mark.full
+IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+pytestmark = [pytest.mark.full, pytest.mark.skipif(IS_WORKER, reason="run in a process of its own by test_ray.py")]
 
 
 def errand(folder: Path, devices: int = 1, *, reserves: bool = False, run: str = "run") -> Errand:
