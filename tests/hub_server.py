@@ -384,7 +384,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def _entries(files: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
-    """What the hub tells of each file and folder, by path."""
+    """The hub's entry of each file and folder, by path."""
     entries: dict[str, dict[str, Any]] = {}
     for path, data in files.items():
         digest = hashlib.sha1(data).hexdigest()

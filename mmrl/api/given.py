@@ -71,7 +71,7 @@ def loaded_with(
         elif eval_dataset is not None:
             data["eval"] = entry(eval_dataset, "eval_dataset", _section(tree, "eval"), folder, "test")
         values |= {"data": data} if data else {}
-        names = "arguments of mmrl.train"
+        names = "arguments of the call"
         cleared = [Located.of({"data": {"eval": {}}}, names)] if sets else []
         layers = [base, *cleared, Located.of(values, names), over]
         with origins.telling():

@@ -108,7 +108,7 @@ class Cluster:
         assert self._process.stdout.readline() == "ready\n"
 
     def ask(self, *words: str) -> str:
-        """What a command of Slurm's prints."""
+        """Run a command of Slurm's; returns what it prints."""
         answer = subprocess.run(words, env=self._environment, capture_output=True, text=True, check=False)
         assert not answer.returncode, answer.stderr
         return answer.stdout.strip()

@@ -198,7 +198,7 @@ def processes():
 
 
 def ends(command):
-    """Whether no process with that command line is left within five seconds: a kill takes effect in its own time."""
+    """True if no process with that command line is left within five seconds: a kill takes effect in its own time."""
     deadline = time.monotonic() + 5
     while command in processes() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -206,7 +206,7 @@ def ends(command):
 
 
 def is_alive(pid):
-    """Whether the process runs; one that has ended but that nobody has waited for does not."""
+    """True if the process runs; one that has ended but that nobody has waited for does not."""
     state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout
     return state != "" and not state.startswith("Z")
 

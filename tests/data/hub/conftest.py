@@ -44,7 +44,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def environment(hub: Hub, home: Path) -> dict[str, str]:
-    """What the user has set: the hub's address, and a token."""
+    """The user's environment variables, the hub's address and a token among them."""
     kept = ("PATH", "HOME", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS")
     return {name: os.environ[name] for name in kept if name in os.environ} | {
         "HF_ENDPOINT": hub.url,
