@@ -135,9 +135,9 @@ def test_a_rank_that_does_not_read_has_no_copy_of_the_weights_in_memory(two_rank
 
 
 @pytest.mark.full
-def test_a_device_never_has_more_than_a_part_and_one_parameter(two_ranks):
-    for rank in two_ranks:
-        assert rank["part"] < rank["arrived"] <= rank["part"] + rank["largest"] + rank["buffers"]
+def test_a_device_never_has_more_than_a_part_and_two_parameters(two_ranks):
+    for rank in two_ranks:  # gloo's thread may hold the parameter that was sent while the next one arrives
+        assert rank["part"] < rank["arrived"] <= rank["part"] + 2 * rank["largest"] + rank["buffers"]
 
 
 @pytest.mark.full
