@@ -59,6 +59,7 @@ class RankEngine:
         self._config, self._folder, self._media, self._kind = spec.config, spec.folder, spec.media, kind
         self._images = ImageInputs(spec.folder, spec.media, threads=device.READING_THREADS[kind])
         self._shares_prefix = shares_prefix(spec.config.learner, spec.folder)
+        self._max_images = spec.max_sequence_images if spec.folder.family.vision else 0
         self._in_use = ""
         self._memory_bytes_max = 0
         self._freed = FreedMemory()
@@ -133,6 +134,7 @@ class RankEngine:
             "model": self._folder.name,
             "model_commit": self._folder.commit,
             "model_type": self._folder.family.model_type,
+            "max_images": self._max_images,
             "sampler": None if self._sampler is None else type(self._sampler).__name__,
             "learner": None if self._learner is None else type(self._learner).__name__,
             "attention": device.attention(self._kind, self._precision),

@@ -18,7 +18,8 @@ from mmrl.errors import NumericsError
 from mmrl.ops import metrics
 from mmrl.ops.packing import Item, units_of
 from mmrl.ops.parity import LIMITS, WIDER, Gap, Limits
-from mmrl.types import BoolArray, CreditedGroup, FloatArray, Rollout, Sample
+from mmrl.step.token_gap import gap_of, sampled
+from mmrl.types import CreditedGroup, FloatArray, Rollout
 
 CHECKED_SAMPLES, CHECKED_MEMBERS = 12, 3
 """Samples of the first batch that are computed one by one as well as packed, and how many of one prompt, which share
@@ -69,10 +70,10 @@ class LogprobCheck:
         Raises:
             NumericsError: They are too far apart.
         """
-        if not (sampled := [group for group in groups if not group.scored.is_given]):
+        if not (trained := [group for group in groups if not group.scored.is_given]):
             return {}
-        rollouts = [rollout for group in sampled for rollout in group.scored.rollouts]
-        gap = _gap(rollouts, _sampled(rollouts), [each for group in sampled for each in group.logprobs])
+        rollouts = [rollout for group in trained for rollout in group.scored.rollouts]
+        gap = gap_of(rollouts, sampled(rollouts), [each for group in trained for each in group.logprobs])
         self._judge(f"sampler and learner disagree in step {step}", gap, self._limits)
         return metrics.mismatch_metrics(gap)
 
@@ -148,18 +149,18 @@ class _First:
 
     @property
     def packing(self) -> Gap:
-        return _gap(self.samples, self.single, self.packed)
+        return gap_of(self.samples, self.single, self.packed)
 
     @property
     def noise(self) -> Gap:
         """The learner's rounding: its gap to the wider type, or between two ways to compute."""
         few = len(self.wide)
-        return _gap(self.samples[:few], self.wide, self.single[:few]) if few else self.packing
+        return gap_of(self.samples[:few], self.wide, self.single[:few]) if few else self.packing
 
     @property
     def gap(self) -> Gap:
         """The gap between sampler and learner."""
-        return _gap(self.samples, _sampled(self.samples), self.packed)
+        return gap_of(self.samples, sampled(self.samples), self.packed)
 
     @property
     def sides(self) -> str:
@@ -167,7 +168,7 @@ class _First:
         if not self.wide:
             return ""
         few = self.samples[: len(self.wide)]
-        sampler = _gap(few, self.wide, _sampled(few)).abs_mean
+        sampler = gap_of(few, self.wide, sampled(few)).abs_mean
         return f"; in a wider type, the sampler is off by {sampler:.2e} and the learner by {self.noise.abs_mean:.2e}"
 
 
@@ -191,18 +192,3 @@ def _computed(samples: Sequence[Rollout], engine: Engine) -> _First:
     with engine.learning() as learner:
         wide = learner.network("policy").score(few, way="wide")
     return _First(samples, packed, single, wide)
-
-
-def _sampled(samples: Sequence[Sample]) -> list[FloatArray]:
-    return [sample.sampler_logprobs for sample in samples]
-
-
-def _gap(samples: Sequence[Sample], one: Sequence[FloatArray], other: Sequence[FloatArray]) -> Gap:
-    """The gap on the tokens that the policy wrote, of samples that the learner has seen."""
-    seen = [(s.mask, a, b) for s, a, b in zip(samples, one, other, strict=True) if len(b)]
-    return Gap.between([_written(a, mask) for mask, a, _ in seen], [_written(b, mask) for mask, _, b in seen])
-
-
-def _written(values: FloatArray, mask: BoolArray) -> FloatArray:
-    """The values of the tokens that the policy wrote; the array itself where it wrote all of them."""
-    return values if mask.all() else values[mask]

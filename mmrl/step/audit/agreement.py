@@ -1,0 +1,59 @@
+"""Rows on agreement: the learner with plain transformers, and the sampler with the learner, prompt by prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mmrl.ops.parity import LIMITS, Gap, Limits
+from mmrl.step.audit.probe_row import ProbeRow
+from mmrl.step.audit.probed import Probed
+
+FEW = 2.0
+"""The mean over a prompt's few tokens may be this many times the bound of one over many, up to a quantile's."""
+SHARED = "a shared prompt, or other samples in the row"
+
+
+def agreement_rows(probed: Probed) -> Iterator[ProbeRow]:
+    """A row for each prompt and pair of computations."""
+    yield from _learner_rows(probed)
+    bound = bound_of_few(probed.limits)
+    for prompt in probed.prompts:
+        if places := probed.of(prompt.name, sampled=True):
+            found = f"sampler and learner are {told(probed.sampler_gap(places))} apart"
+            yield ProbeRow.at_most(
+                f"sampler = learner, {prompt.name}",
+                probed.sampler_gap(places).abs_mean,
+                bound,
+                found,
+                f"in the sampler: {prompt.finds}; weights that did not arrive",
+            )
+
+
+def bound_of_few(limits: Limits) -> float:
+    """The bound of a mean over the few tokens of a prompt, in nats."""
+    return min(FEW * limits.mean_stop, limits.p99_stop)
+
+
+def _learner_rows(probed: Probed) -> Iterator[ProbeRow]:
+    """The learner, packed, against the same samples alone."""
+    limits, single = LIMITS[probed.precision], list[float]()
+    of = "learner = plain transformers" if probed.plain else "packed = one by one"
+    for prompt in probed.prompts:
+        places = probed.of(prompt.name)
+        gap = probed.gap(places)
+        # Without images it is the noise that others are judged by: no sound network has as much as this bound.
+        bound = bound_of_few(probed.limits) if prompt.has_images else limits.noise_stop
+        found = f"the learner, packed, is {told(gap)} from {probed.plain or 'itself one by one'}"
+        if not gap.abs_mean <= bound:
+            if not single:
+                alone = probed.one_by_one()
+                single = [Gap.between([probed.alone[i]], [alone[i]]).abs_mean for i in range(len(alone))]
+            off = max(single[i] for i in places)
+            why = f"so {SHARED} change it" if off <= bound else "so it is not the packing"
+            found += f"; one by one it is {off:.1e} off, {why}"
+        yield ProbeRow.at_most(f"{of}, {prompt.name}", gap.abs_mean, bound, found, f"{prompt.finds}; {SHARED}")
+
+
+def told(gap: Gap) -> str:
+    """A gap in words."""
+    return f"{gap.abs_mean:.1e} nats (at most {gap.abs_max:.1e})"

@@ -1,0 +1,194 @@
+"""Samples from the probes' prompts, and their log-probs in the sampler, the learner and plain transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from mmrl.config.sections import Config
+from mmrl.data.order import request_seed
+from mmrl.engine_api import Engine, PromptEncoder, SamplingRequest, Way
+from mmrl.errors import DataError
+from mmrl.ops.parity import LIMITS, WIDER, Gap, Limits
+from mmrl.step.audit.probe_prompts import IMAGE, MOVED, OTHER, TEXT, ProbePrompt, fitting
+from mmrl.step.token_gap import gap_of
+from mmrl.step.token_gap import sampled as told_by_sampler
+from mmrl.token_columns import POLICY
+from mmrl.types import FloatArray, Sample
+
+NEW_TOKENS = 6
+"""Most tokens of a completion."""
+CROSSED = ((IMAGE, OTHER), (OTHER, IMAGE), (IMAGE, MOVED), (MOVED, IMAGE))
+"""Prompts, and those whose first completion each gets besides its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A completion after a prompt.
+
+    Attributes:
+        prompt: The prompt.
+        source: The name of the prompt that it was sampled from.
+        member: Its place among those that were sampled from there.
+        is_sampled: True if the sampler has told its log-probs after this prompt.
+    """
+
+    prompt: ProbePrompt
+    source: str
+    member: int
+    sample: Sample
+    is_sampled: bool
+
+    @property
+    def is_crossed(self) -> bool:
+        """True if it was sampled from another prompt."""
+        return self.source != self.prompt.name
+
+
+@dataclass(frozen=True)
+class Probed:
+    """The probes' samples with their log-probs, (T_i,) of each.
+
+    Attributes:
+        precision: The run's.
+        packed: The learner's, samples in one row and prompts shared.
+        alone: Plain transformers' in a wider type, or the learner's one by one where a device has no room for that.
+        plain: The wider type; empty if ``alone`` is the learner's.
+        engine: Asked again where a row needs it.
+    """
+
+    precision: str
+    samples: Sequence[Answered]
+    packed: Sequence[FloatArray]
+    alone: Sequence[FloatArray]
+    plain: str
+    engine: Engine = field(repr=False)
+
+    @property
+    def prompts(self) -> list[ProbePrompt]:
+        """The prompts, each once."""
+        return list({each.prompt.name: each.prompt for each in self.samples}.values())
+
+    @property
+    def limits(self) -> Limits:
+        """Limits of this network: its rounding is that of the prompts without images, which most faults leave right."""
+        texts = [place for place, each in enumerate(self.samples) if not each.prompt.has_images]
+        return LIMITS[self.precision].widened(self.gap(texts or range(len(self.samples))))
+
+    @property
+    def noise(self) -> float:
+        """Mean rounding of the learner's log-probs, without images, in nats."""
+        texts = [place for place, each in enumerate(self.samples) if not each.prompt.has_images]
+        return self.gap(texts or range(len(self.samples))).abs_mean
+
+    def gap(self, places: Sequence[int] | range) -> Gap:
+        """The gap between the learner, packed, and ``alone``."""
+        samples = [self._samples[i] for i in places]
+        return gap_of(samples, [self.alone[i] for i in places], [self.packed[i] for i in places])
+
+    def sampler_gap(self, places: Sequence[int]) -> Gap:
+        """The gap between the sampler and the learner, of samples that the sampler has told of."""
+        samples = [self._samples[i] for i in places]
+        return gap_of(samples, told_by_sampler(samples), [self.packed[i] for i in places])
+
+    def of(self, prompt: str, *, sampled: bool = False) -> list[int]:
+        """Places of the completions after a prompt; if ``sampled``, of those that the sampler has told of."""
+        return [i for i, each in enumerate(self.samples) if each.prompt.name == prompt and each.is_sampled >= sampled]
+
+    def place(self, prompt: str, source: str) -> int | None:
+        """The place of the first completion from ``source`` after a prompt."""
+        return next(
+            (i for i, e in enumerate(self.samples) if (e.prompt.name, e.source, e.member) == (prompt, source, 0)), None
+        )
+
+    def told(self, place: int) -> FloatArray:
+        """(T,) log-probs that the sampler has told of a completion."""
+        return told_by_sampler([self._samples[place]])[0]
+
+    def one_by_one(self) -> list[FloatArray]:
+        """The learner's log-probs of all samples, one by one."""
+        return score(self.engine, self._samples, "single")
+
+    @property
+    def _samples(self) -> list[Sample]:
+        return [each.sample for each in self.samples]
+
+
+def probed(engine: Engine, encoder: PromptEncoder, config: Config, *, new_tokens: int = NEW_TOKENS) -> Probed | None:
+    """Sample from the prompts that fit, and score; None if nothing can be probed.
+
+    An engine that describes no model has none to compare with. One that samples nothing is given completions.
+    """
+    facts = engine.describe()
+    if "model_type" not in facts:
+        return None
+    most = config.data.max_prompt_tokens
+    prompts = fitting(encoder, max_tokens=most, max_images=int(facts.get("max_images", 0)))
+    samples = given(encoder, prompts) if facts.get("sampler") is None else sampled(engine, prompts, config, new_tokens)
+    samples = crossed(samples)
+    if not samples:
+        return None
+    every = [each.sample for each in samples]
+    packed, alone = score(engine, every, "packed"), score(engine, every, "wide")
+    plain = f"plain transformers in {WIDER[engine.precision]}" if alone else ""
+    return Probed(engine.precision, samples, packed, alone or score(engine, every, "single"), plain, engine)
+
+
+def sampled(engine: Engine, prompts: Sequence[ProbePrompt], config: Config, new_tokens: int) -> list[Answered]:
+    """The sampler's completions, at the run's temperature and from seeds of the probes' names."""
+    tokens = min(new_tokens, config.sampler.max_new_tokens)
+    requests = [
+        SamplingRequest(
+            each.encoded, each.members, config.sampler.temperature, tokens, request_seed(0, 0, each.name, 0)
+        )
+        for each in prompts
+    ]
+    with engine.sampling() as sampler:
+        groups = dict(sampler.generate(requests))
+    return [
+        Answered(prompts[index], prompts[index].name, rollout.index, rollout, is_sampled=True)
+        for index in sorted(groups)
+        for rollout in groups[index].rollouts
+        if len(rollout.token_ids)
+    ]
+
+
+def given(encoder: PromptEncoder, prompts: Sequence[ProbePrompt]) -> list[Answered]:
+    """Completions that are given, for a run that samples none."""
+    found = list[Answered]()
+    for prompt in prompts:
+        try:
+            sample = encoder.demonstrate(prompt.encoded)
+        except DataError:  # a template whose thoughts it does not carry
+            continue
+        found += [Answered(prompt, prompt.name, i, sample, is_sampled=False) for i in range(prompt.members)]
+    return found
+
+
+def crossed(samples: Sequence[Answered]) -> list[Answered]:
+    """The samples, and completions after another image than the one that they were sampled from."""
+    firsts = {each.source: each for each in samples if not each.member}
+    found = list(samples)
+    for name, source in CROSSED:
+        if name in firsts and source in firsts:
+            prompt, other = firsts[name].prompt, firsts[source]
+            sample = Sample(prompt.encoded, tuple(replace(s, weight_version=None) for s in other.sample.segments))
+            found.append(Answered(prompt, source, 0, sample, is_sampled=False))
+    return found
+
+
+def score(engine: Engine, samples: Sequence[Sample], way: Way) -> list[FloatArray]:
+    """The policy's log-probs; each call takes the learner anew, so that what one keeps of images serves no other."""
+    with engine.learning() as learner:
+        return learner.network(POLICY).score(samples, way=way)
+
+
+def mean_abs(parts: Sequence[FloatArray]) -> float:
+    """Mean size of all values; 0 of none."""
+    values = np.concatenate([np.zeros(0), *parts])
+    return float(np.abs(values).mean()) if len(values) else 0.0
+
+
+__all__ = ["IMAGE", "MOVED", "OTHER", "TEXT", "Answered", "Probed", "mean_abs", "probed", "score"]
