@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mmrl.config.plugin_specs import Kind
 from mmrl.data.images import ImageSizes
+from mmrl.engine.network.template import TemplateChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class RankJob:
         config: The resolved config.
         model: The model's folder, as this rank's node sees it.
         media: The media store's folder, as this rank's node sees it.
+        template: The chat template, whose file the node may not have.
         with_learner: True if the policy is trained.
         checkpoint: The folder to go on from, as this rank's node sees it; empty for none.
     """
@@ -64,3 +66,4 @@ class RankJob:
     with_sampler: bool
     with_learner: bool
     checkpoint: str = ""
+    template: TemplateChoice = field(default_factory=TemplateChoice)

@@ -83,6 +83,7 @@ def start_engine(spec: EngineSpec, *, progress: Callable[[str], object] = lambda
                 with_sampler=spec.with_sampler,
                 with_learner=spec.algorithm is not None,
                 checkpoint=state,
+                template=folder.template,
             )
             for node, own, model, state in zip(group.nodes, meetings, models, checkpoints, strict=True)
         ]

@@ -122,7 +122,8 @@ class RankWorker:
         # The process was prepared before there was a config.
         os.environ.update(device.variables(self._kind, config.sampler.pipeline_parallel_size))
         self._take(job.rendezvous)
-        folder = ModelFolder.open(job.model, trust_remote_code=config.model.trust_remote_code)
+        trusted = config.model.trust_remote_code
+        folder = ModelFolder.open(job.model, trust_remote_code=trusted, template=job.template)
         self._media = MediaStore(Path(job.media), job.grid)
         algorithm = registry.create("algorithm", config.algorithm) if job.with_learner else None
         if job.rendezvous.rank == 0:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mmrl.config.base import MAY_CHANGE, Contradiction, Count, Section, Text
+from mmrl.config.base import MAY_CHANGE, Contradiction, Count, Section, Settings, Text
 from mmrl.config.evaluation_names import key_of
 from mmrl.config.evaluations import Evaluated
 from mmrl.config.plugin_specs import DatasetSpec
@@ -27,6 +27,9 @@ class DataConfig(Section):
     """Jinja text for the last user turn, or a path to a .jinja or .j2 file; null leaves the turn as it is."""
     system_prompt: Annotated[str | None, MAY_CHANGE] = None
     """A system turn put before each conversation that has none."""
+    template_options: Settings = Field(default_factory=dict)
+    """Options of the model's chat template, by its own names, such as `{enable_thinking: false}`; {} or null takes back
+    those of an earlier file, and a null value leaves one to the template."""
     max_prompt_tokens: Annotated[Count, MAY_CHANGE] = 2048
     """Longest prompt, image tokens included."""
     overlong: Annotated[Literal["drop", "fail"], MAY_CHANGE] = "drop"

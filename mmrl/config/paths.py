@@ -45,7 +45,7 @@ def _from_here(folder: Path) -> Path:
 
 
 def _is_path(value: str, path: tuple[str | int, ...]) -> bool:
-    if path == ("model", "path"):
+    if path in (("model", "path"), ("model", "chat_template")):
         return True
     if path[0] == "data" and value.endswith(_TEMPLATES):
         return True

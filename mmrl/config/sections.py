@@ -95,6 +95,8 @@ class ModelConfig(Section):
     """nf4: beside adapters, keep the weights of the language model's linear layers in 4 bits in the learner (QLoRA)."""
     trust_remote_code: Annotated[bool, MAY_CHANGE] = False
     """Run Python code that comes with the model's folder."""
+    chat_template: Annotated[Text | None, MAY_CHANGE] = None
+    """A file with a Jinja chat template in place of the model's own; checkpoints and exports have it too."""
 
     def contradictions(self) -> Iterator[Contradiction]:
         if len(set(self.freeze)) == 3:

@@ -22,6 +22,10 @@ _WORDS: Mapping[str, str] = {
     "model.lora.rank": "lora_rank lora_r lora.r lora.rank r",
     "model.lora.alpha": "lora_alpha lora.alpha",
     "model.lora.targets": "target_modules lora_target_modules lora.target_modules",
+    "model.chat_template":
+        "chat_template override_chat_template custom_chat_template chat_template_path apply_chat_template",
+    "data.template_options":
+        "chat_template_kwargs apply_chat_template_kwargs enable_thinking preserve_thinking reasoning_effort",
     "data.train.path":
         "train_files train_file train_path train_data train_dataset dataset_name dataset_path data_path "
         "prompt_data prompt_dataset",
@@ -142,6 +146,8 @@ _WORDS: Mapping[str, str] = {
 """Words of the same meaning, by mmrl's key."""
 
 _NOTES: Mapping[str, str] = {
+    "model.chat_template": "a file with the template; without it the model's own is used",
+    "data.template_options": "a mapping of the template's own names, such as {enable_thinking: false}",
     "learner.tokens_per_microbatch": "counted in tokens, and a matter of memory alone",
     "learner.minibatches": "how many optimizer steps a rollout batch is divided into, not their size",
     "learner.warmup_steps": "counted in optimizer steps, not a share",
@@ -193,7 +199,6 @@ _ABSENT: Mapping[str, str] = {
         "data.max_prompt_tokens and sampler.max_new_tokens together; mmrl sets vLLM's own from them",
     "min_p repetition_penalty presence_penalty frequency_penalty ignore_eos":
         "what is sampled is the policy's own distribution at sampler.temperature, else log-probs would not fit it",
-    "chat_template override_chat_template apply_chat_template": "the model folder's own chat template is used",
     "tokenizer_path tokenizer_name tokenizer_name_or_path": "the tokenizer is the one in model.path",
     "video_fps video_max_pixels video_min_pixels": "videos are not read; take some frames as images",
     "use_torch_compile torch_compile use_liger_kernel use_liger": "mmrl decides what is compiled",

@@ -16,8 +16,9 @@ from mmrl.system.redaction import Redactor
 if TYPE_CHECKING:
     from mmrl.engine.network.folder import ModelFolder
 
-MODEL, DATA, EVALUATED = "model", "data.train", "data.eval"
+MODEL, TEMPLATE, DATA, EVALUATED = "model", "model.chat_template", "data.train", "data.eval"
 """Names of the fingerprints; one of several evaluation sets adds its own."""
+_OWN = "the model's own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,12 @@ def model_fingerprint(folder: ModelFolder) -> str:
         return folder.commit
     files = folder.files()
     return hashlib.sha256(repr((files, of_files(folder.path, files))).encode()).hexdigest()
+
+
+def template_fingerprint(folder: ModelFolder) -> dict[str, str]:
+    """A hash of the chat template in place of the model's own, by its key; empty without one."""
+    text = folder.template.text
+    return {} if text is None else {TEMPLATE: hashlib.sha256(text.encode()).hexdigest()}
 
 
 def changed_config(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
@@ -89,6 +96,8 @@ def changed_contents(before: Mapping[str, str], now: Mapping[str, str]) -> list[
     Code and evaluation sets that the checkpoint has none of are left out: they came into the config, which is a change
     of its own, or an older version did not look at them. Nothing is learned from evaluation sets.
     """
+    if TEMPLATE in before or TEMPLATE in now:
+        before, now = {TEMPLATE: _OWN, **before}, {TEMPLATE: _OWN, **now}
     known = {key: value for key, value in now.items() if key in before or key in (MODEL, DATA)}
     return [
         replace(change, matters=False) if change.key.startswith(EVALUATED) else change

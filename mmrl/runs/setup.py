@@ -22,7 +22,7 @@ from mmrl.rollout.episodes.process import EnvironmentFacts
 from mmrl.runs import checks
 from mmrl.runs.dataset import Dataset
 from mmrl.runs.environment import checked_facts
-from mmrl.runs.resumption import DATA, MODEL, model_fingerprint
+from mmrl.runs.resumption import DATA, MODEL, model_fingerprint, template_fingerprint
 from mmrl.step.gather import SOURCES, Source
 from mmrl.system.report import rows
 
@@ -105,6 +105,7 @@ class RunSetup:
     def folder(self) -> ModelFolder:
         from mmrl.engine.network.features import asked_features
         from mmrl.engine.network.folder import ModelFolder
+        from mmrl.engine.network.template import TemplateChoice
 
         model = self.config.model
         folder = ModelFolder.open(
@@ -112,6 +113,7 @@ class RunSetup:
             model.revision,
             trust_remote_code=model.trust_remote_code,
             with_weights=self._with_weights,
+            template=TemplateChoice.of(self.config),
         )
         if (error := folder.family.refusal(asked_features(self.config), None, None)) is not None:
             raise error
@@ -205,11 +207,12 @@ class RunSetup:
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
-        """Fingerprints of the model's files, of the prompts, and of the user's own code by path or module."""
+        """Fingerprints of the model's files and template, of prompts, and of the user's own code by path or module."""
         results = [(kind, spec) for _, kind, spec in self.config.plugins() if kind != "tracker"]
         code = {name: version for kind, spec in results for name, version in own_code(kind, spec).items()}
         evaluated = {source.name: source.fingerprint for source in self.evaluations.values()}
-        return {MODEL: model_fingerprint(self.folder), DATA: self.training.fingerprint, **evaluated, **code}
+        model = {MODEL: model_fingerprint(self.folder), **template_fingerprint(self.folder)}
+        return {**model, DATA: self.training.fingerprint, **evaluated, **code}
 
     @property
     def with_sampler(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from mmrl.config.evaluation_names import metric_of
 from mmrl.config.sections import Config, TrainerConfig
+from mmrl.config.yaml_tree import to_flow
 from mmrl.data.prompts import PromptSource
 from mmrl.errors import plural
 from mmrl.runs.budget import Arithmetic
@@ -166,7 +167,7 @@ def _files(config: Config, setup: RunSetup) -> str:
 def _model(config: Config, setup: RunSetup) -> str:
     """A model as a text such as ``qwen2_5_vl, 3.75 billion parameters, all of them trained``."""
     model, adapters = config.model, setup.num_adapter_weights
-    name = f"{model.path} ({setup.folder.family.model_type})"
+    name = f"{model.path} ({setup.folder.family.model_type}{_template(config)})"
     if adapters is not None:
         assert model.lora is not None
         beside = f", beside weights in 4 bits ({model.quantize})" if model.quantize else ""
@@ -174,6 +175,27 @@ def _model(config: Config, setup: RunSetup) -> str:
     size = setup.num_weights()
     whole = name if size is None else f"{name}, {_count(size)} parameters"
     return f"{whole}; {', '.join(model.freeze)} frozen" if model.freeze else f"{whole}; all are trained"
+
+
+def _template(config: Config) -> str:
+    """The chat template and its options in words; empty if they are the model's own."""
+    own = "" if config.model.chat_template is None else f", chat template {config.model.chat_template}"
+    given = _given(config)
+    return own + (f", template options {to_flow(given)}" if given else "")
+
+
+def template_lines(setup: RunSetup) -> list[str]:
+    """A line on the chat template if it is a file's, has options, or could have some."""
+    file, given = setup.config.model.chat_template, _given(setup.config)
+    left = [name for name in setup.folder.template_options if name not in given]
+    parts = [] if file is None else [file]
+    parts += [f"with {to_flow(given)}"] if given else []
+    parts += [f"data.template_options may set {', '.join(left)}"] if left else []
+    return [f"chat template: {'; '.join(parts)}"] if parts else []
+
+
+def _given(config: Config) -> dict[str, Any]:
+    return {name: value for name, value in config.data.template_options.items() if value is not None}
 
 
 def _count(parameters: int) -> str:

@@ -119,7 +119,7 @@ def test_later_files_win_mappings_merge_and_lists_are_replaced(write) -> None:
 
 
 NEAR = """
-model: {path: policy}
+model: {path: policy, chat_template: ask.jinja}
 data:
   train: {name: rows, path: a.jsonl, image_root: pictures, split: train, paths: [a.jsonl, elsewhere.jsonl],
     prompt_template: ask.jinja}
@@ -134,6 +134,7 @@ trainer: {run_dir: runs}
 """
 NAMED = {
     "model.path": "sub/policy",
+    "model.chat_template": "sub/ask.jinja",
     "data.train.path": "sub/a.jsonl",
     "data.train.image_root": "sub/pictures",
     "data.train.split": "train",  # there is a folder of that name, and it is no path

@@ -21,7 +21,7 @@ from mmrl.config.load import load_config
 from mmrl.errors import ConfigError, RankLostError
 from mmrl.runs.directory import RunDirectory
 from mmrl.runs.history import read_ledger
-from mmrl.runs.resumption import Change, changed_contents, refuse
+from mmrl.runs.resumption import TEMPLATE, Change, changed_contents, refuse
 from tests.faults.runs import REWARDS, Killed, Runs, at, events, fake, outcome, records, rollouts, steps, stop
 
 RIGHT = """\
@@ -383,6 +383,37 @@ def test_code_of_ones_own_that_was_edited_is_refused(fake_runs: Runs, capsys):
     assert train(4) == 0
     older = dict.fromkeys(("model", "data.train"), "same")
     assert changed_contents(older, {**older, "mine.py": "abc"}) == []
+
+
+def test_another_chat_template_or_option_is_refused_by_its_key(fake_runs: Runs, capsys):
+    file = fake_runs.folder / "chat.jinja"
+    mine = (fake_runs.model / "chat_template.jinja").read_text() + "{{ 'Short.' if brief }}"
+    file.write_text(mine)
+
+    def train(steps, option: Any = True, **model):
+        model = {"path": str(fake_runs.model), "chat_template": str(file)} | model
+        data = {"train": {"name": "table", "path": str(fake_runs.rows)}, "template_options": {"brief": option}}
+        code = fake_runs.train(fake_runs.config(model=model, data=data, trainer={"steps": steps}))
+        streams = capsys.readouterr()
+        return code, streams.out + streams.err
+
+    code, told = train(1)
+    assert code == 0 and f"chat template {file}, template options {{brief: true}}" in told
+    assert (fake_runs.folder / "run" / "config.yaml").read_text().count("brief: true") == 1
+    file.write_text(mine + "{# edited #}")
+    code, told = train(2)
+    assert code == 2 and "--allow-change model.chat_template" in told
+    file.write_text(mine)
+    code, told = train(2, option=False)
+    assert code == 2 and "data.template_options.brief: true -> false" in told
+    file.unlink()
+    code, told = train(2)
+    assert code == 2 and "the chat template cannot be read" in told and "of its checkpoints" in told
+    (other := fake_runs.folder / "moved.jinja").write_text(mine)
+    assert train(2, chat_template=str(other))[0] == 0
+    known, own = dict.fromkeys(("model", "data.train"), "same"), "the model's own"
+    assert changed_contents({**known, TEMPLATE: "a"}, known) == [Change(TEMPLATE, "a", own, True)]
+    assert changed_contents(known, {**known, TEMPLATE: "a"}) == [Change(TEMPLATE, own, "a", True)]
 
 
 def test_other_rows_are_refused(again: Runs, capsys):

@@ -35,7 +35,7 @@ from mmrl.runs.monitoring import fault_of, monitors_of
 from mmrl.runs.run_warnings import config_warnings, image_warnings, model_warnings
 from mmrl.runs.scored_rows import right_answer, row_warnings, writing
 from mmrl.runs.setup import RunSetup, chosen_for
-from mmrl.runs.summary import SHOWN_ROWS, kept_rows
+from mmrl.runs.summary import SHOWN_ROWS, kept_rows, template_lines
 from mmrl.system.console import Console
 from mmrl.system.report import Report, counted, excerpt, rows, shortened
 from mmrl.system.table import table
@@ -98,7 +98,7 @@ class _Examination:
                 line += f", adapters of {adapters} parameters"
             if quantize := config.model.quantize:
                 line += f"; the learner keeps the language model's linear layers in 4 bits ({quantize})"
-            self.report.add("model", folder.family.model_type, [line])
+            self.report.add("model", folder.family.model_type, [line, *template_lines(self.setup)])
             self._limits()
             datasets = [partial(self._dataset, name) for name in ("train", *self._sets)]
             parts: list[Callable[[], None]] = [*datasets, self._both]

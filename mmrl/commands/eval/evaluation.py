@@ -29,6 +29,7 @@ from mmrl.rollout.collector import Collector, Evaluation, evaluation_metrics
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.runs.checkpoints import Checkpoint
 from mmrl.runs.episodes import playing
+from mmrl.runs.resumption import template_fingerprint
 from mmrl.runs.setup import RunSetup
 from mmrl.system.console import Console, visible
 from mmrl.system.redaction import Redactor
@@ -100,8 +101,8 @@ def evaluate(
         prompts = source.each(setup.encoder.encode, options.limit)
         settings = _settings(config, how, options, precision(kind, config.model.dtype))
         if output is not None:
-            content = {"weights": _weights(setup.folder), "prompts": source.fingerprint}
-            output.claim({**settings, **content, "rewards": _rewards(config)})
+            content = {"weights": _weights(setup.folder), **template_fingerprint(setup.folder)}
+            output.claim({**settings, **content, "prompts": source.fingerprint, "rewards": _rewards(config)})
         pictured = [prompt for prompt in prompts if prompt.images] if options.blank_images else []
         if options.blank_images and not pictured:
             raise ConfigError("no prompt has an image to leave out", where=f"--blank-images: {how.key}")
@@ -252,9 +253,11 @@ def _as_sampled(config: Config, how: EvaluationSet) -> Config:
 def _settings(config: Config, how: EvaluationSet, options: Options, precision: str) -> dict[str, Any]:
     """Settings that the completions depend on, without files' content."""
     environment = {} if config.environment is None else {"environment": _as_decided(config.environment, "environment")}
+    template = {"template_options": config.data.template_options} if config.data.template_options else {}
     return {
         "mmrl": __version__,
         **({"on": how.name} if how.name else {}),
+        **template,
         "dataset": how.spec.source,
         "samples": how.num_samples,
         "temperature": how.temperature,

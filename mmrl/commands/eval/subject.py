@@ -46,7 +46,9 @@ class Subject:
     @property
     def overrides(self) -> list[str]:
         """Command-line words that make a config one of this model."""
-        nothing = ("model.revision=null", "model.freeze=[]", "model.lora=null", "model.quantize=null")
+        nothing = ["model.revision=null", "model.freeze=[]", "model.lora=null", "model.quantize=null"]
+        if self.is_as_trained and self.checkpoint is not None:  # whose folder has the run's template
+            nothing.append("model.chat_template=null")
         return [f"model.path={json.dumps(self.model)}", *nothing]
 
     @contextmanager

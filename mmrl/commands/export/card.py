@@ -99,7 +99,13 @@ class ModelCard:
         record = self.checkpoint.read_state("run.json") if self.checkpoint else None
         config = without_paths(without_secrets(record["config"])) if record else {}
         remember_secrets(record["config"] if record else {})  # they may stand in other keys too, such as an address
-        loading = usage(name, is_adapter=is_adapter, reads_images=facts["reads_images"])
+        loading = usage(
+            name,
+            is_adapter=is_adapter,
+            reads_images=facts["reads_images"],
+            options=config["data"].get("template_options") if config else None,
+            has_own_template=bool(config and config["model"].get("chat_template")),
+        )
         title = name.rpartition("/")[2]
         parts = [f"# {title}", self._summary(facts, is_adapter), "## Load it", f"```python\n{loading}```"]
         if record and self.checkpoint:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 _WHOLE = """\
 from transformers import {model}, {processor}
 
@@ -17,19 +20,32 @@ model = {model}.from_pretrained(base.base_model_name_or_path, revision=base.revi
 model = PeftModel.from_pretrained(model, "{place}")
 processor = {processor}.from_pretrained(base.base_model_name_or_path, revision=base.revision)
 """
+_BASES = "from_pretrained(base.base_model_name_or_path, revision=base.revision)"
 _ASK = """\
 content = {content}
 messages = [{{"role": "user", "content": content}}]
 inputs = processor.apply_chat_template(
-    messages, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
+    messages, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"{options}
 ).to(model.device)
 answer = model.generate(**inputs, max_new_tokens=256)
 print(processor.decode(answer[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
 """
 
 
-def usage(name: str, *, is_adapter: bool, reads_images: bool) -> str:
-    """Python that loads the model called ``name``, a hub's or a folder's, and prints an answer."""
+def usage(
+    name: str,
+    *,
+    is_adapter: bool,
+    reads_images: bool,
+    options: Mapping[str, Any] | None = None,
+    has_own_template: bool = False,
+) -> str:
+    """Python that loads the model called ``name``, a hub's or a folder's, and prints an answer.
+
+    Args:
+        options: Those of the chat template, with which the model was trained.
+        has_own_template: True if it was trained with another chat template than its base's.
+    """
     classes = {
         "model": "AutoModelForImageTextToText" if reads_images else "AutoModelForCausalLM",
         "processor": "AutoProcessor" if reads_images else "AutoTokenizer",
@@ -37,5 +53,8 @@ def usage(name: str, *, is_adapter: bool, reads_images: bool) -> str:
     asked = '[{"type": "image", "image": Image.open("picture.png")}, {"type": "text", "text": "What is it?"}]'
     content = asked if reads_images else '"What is 12 + 30?"'
     loaded = (_ADAPTER if is_adapter else _WHOLE).format(place=name, **classes)
+    if is_adapter and has_own_template:
+        loaded = loaded.replace(f"{classes['processor']}.{_BASES}", f'{classes["processor"]}.from_pretrained("{name}")')
     picture = "from PIL import Image\n" if reads_images else ""
-    return picture + loaded + _ASK.format(content=content)
+    given = "".join(f", {key}={value!r}" for key, value in (options or {}).items() if value is not None)
+    return picture + loaded + _ASK.format(content=content, options=given)

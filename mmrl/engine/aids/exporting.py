@@ -23,6 +23,7 @@ from mmrl.engine.learner.learner_state import SavedState
 from mmrl.engine.network import adapters, quantization
 from mmrl.engine.network.folder import ModelFolder, kept_files
 from mmrl.engine.network.policy import Policy, load_policy
+from mmrl.engine.network.template import TemplateChoice
 from mmrl.engine.network.vision import ImageInputs
 from mmrl.engine.network.weights import Failures, save_weights
 from mmrl.engine.text.encoding import Encoder
@@ -183,7 +184,7 @@ def _open(source: Path, base: str | None) -> ModelFolder:
     """The model in a folder, or the one that the folder's adapter adapts.
 
     Raises:
-        ConfigError: It is missing, or the adapter has a vocabulary or a chat template of its own.
+        ConfigError: It is missing, or the adapter has a vocabulary of its own.
     """
     if not adapters.is_adapter(source):
         if base is not None:
@@ -201,18 +202,30 @@ def _open(source: Path, base: str | None) -> ModelFolder:
         error.what = f"the model that the adapter adapts cannot be opened: {error.what}"
         error.where, error.remedy = str(source / adapters.CONFIG), "put it back, or `mmrl export` with its --base"
         raise
-    if (source / "tokenizer_config.json").is_file():
-        from transformers import AutoTokenizer
+    return _as_adapted(folder, source) if (source / "tokenizer_config.json").is_file() else folder
 
-        own = AutoTokenizer.from_pretrained(source)
-        template = own.chat_template or folder.tokenizer.chat_template
-        if own.get_vocab() != folder.tokenizer.get_vocab() or template != folder.tokenizer.chat_template:
-            raise ConfigError(
-                "the adapter comes with a vocabulary or a chat template that is not its model's",
-                where=str(source),
-                remedy="give the model's folder the adapter's tokenizer files first",
-            )
-    return folder
+
+def _as_adapted(folder: ModelFolder, adapter: Path) -> ModelFolder:
+    """The model's folder with the chat template that an adapter comes with, which its run has trained on.
+
+    Raises:
+        ConfigError: The adapter has another vocabulary.
+    """
+    from transformers import AutoProcessor, AutoTokenizer
+
+    own = AutoTokenizer.from_pretrained(adapter)
+    if own.get_vocab() != folder.tokenizer.get_vocab():
+        raise ConfigError(
+            "the adapter comes with a vocabulary that is not its model's",
+            where=str(adapter),
+            remedy="give the model's folder the adapter's tokenizer files first",
+        )
+    renderer = AutoProcessor.from_pretrained(adapter) if folder.family.vision else own
+    text = getattr(renderer, "chat_template", None)
+    if not isinstance(text, str) or text == folder.template_source:
+        return folder
+    choice = TemplateChoice(text, file=str(adapter))
+    return ModelFolder.open(folder.name, folder.commit, template=choice).fetched()
 
 
 def _load(folder: ModelFolder, adapter: Path | None = None) -> Policy:

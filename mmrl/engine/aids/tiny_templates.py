@@ -6,6 +6,17 @@
     llama                               tools in the system turn; answers as JSON; a call is JSON and nothing else
 
 A conversation without tools is written alike by all of them.
+
+``published_template`` writes thoughts too, as the templates of three generations of one structure do:
+
+    Qwen3.5    each turn begins with a thought; those before the last question of a user are removed
+    Qwen3.6    likewise; ``preserve_thinking: true`` keeps them
+    Qwen3.8    likewise, but they are kept, and ``preserve_thinking: false`` removes them; a thought is read from
+               ``reasoning_content`` alone; ``reasoning_effort`` (low, medium, xhigh) is a sentence in the system turn
+
+All have ``enable_thinking``: false begins each turn with an empty thought. What they do was read in the templates of
+Qwen3.6 and Qwen3.8 that huggingface/trl keeps (``trl/chat_templates``); Qwen3.5's is the former without its option.
+Their words, calls that a message has in keys of its own, and videos are left out.
 """
 
 from __future__ import annotations
@@ -54,11 +65,68 @@ MARKED_CALL = (
 BARE_CALL = 'A call is a whole turn, written as {"name": <its name>, "parameters": <a JSON object>}'
 
 
+_THINKS = (
+    "{% set ns = namespace(asked=-1, head='') %}"
+    "{% for m in messages %}{% if m['role'] == 'user' %}{% set text = body(m) | trim %}"
+    "{% if not (text.startswith('<tool_response>') and text.endswith('</tool_response>')) %}"
+    "{% set ns.asked = loop.index0 %}{% endif %}{% endif %}{% endfor %}"
+    "{% if ns.asked < 0 %}{{ raise_exception('A user must ask something.') }}{% endif %}"
+    "EFFORT"
+    "{% if tools %}{% set ns.head = ns.head ~ 'These tools can be called. Each is a JSON schema:\n' %}"
+    "{% for tool in tools %}{% set ns.head = ns.head ~ (tool | tojson) ~ '\n' %}{% endfor %}"
+    "{% set ns.head = ns.head ~ 'CALL\n\n' %}{% endif %}"
+    "{% if messages[0]['role'] == 'system' %}{% set ns.head = ns.head ~ body(messages[0]) %}{% endif %}"
+    "{% if ns.head | trim %}{{ '<|im_start|>system\n' ~ (ns.head | trim) ~ '<|im_end|>\n' }}{% endif %}"
+    "{% for m in messages %}{% set text = body(m) | trim %}"
+    "{% if m['role'] == 'system' %}"
+    "{% if not loop.first %}{{ raise_exception('A system message comes first.') }}{% endif %}"
+    "{% elif m['role'] == 'assistant' %}"
+    "{% set thought = m['reasoning_content'] if m['reasoning_content'] is string else '' %}"
+    "PART"
+    "{{ '<|im_start|>assistant\n' }}"
+    "{% if KEEPS or loop.index0 > ns.asked %}{{ '<think>\n' ~ (thought | trim) ~ '\n</think>\n\n' }}{% endif %}"
+    "{{ text ~ '<|im_end|>\n' }}"
+) + _ANSWER.replace("body(m)", "text").replace("' + ", "' ~ ").replace(" + '", " ~ '")
+_THINKS += (
+    "{% else %}{{ '<|im_start|>' ~ m['role'] ~ '\n' ~ text ~ '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}"
+    "{% if enable_thinking is defined and enable_thinking is false %}{{ '\n</think>\n\n' }}{% endif %}{% endif %}"
+)
+_PART = (
+    "{% if not thought and '</think>' in text %}"
+    "{% set thought = text.split('</think>')[0].split('<think>')[-1] %}"
+    "{% set text = text.split('</think>')[-1] | trim %}{% endif %}"
+)
+_EFFORT = (
+    "{% if enable_thinking is undefined or enable_thinking is true %}"
+    "{% set effort = reasoning_effort | default('xhigh') %}"
+    "{% if effort not in ('low', 'medium', 'xhigh') %}"
+    "{{ raise_exception('No reasoning effort is called ' ~ effort ~ '.') }}{% endif %}"
+    "{% if effort != 'medium' %}{% set ns.head = 'Think with an effort of ' ~ effort ~ '.\n\n' %}{% endif %}{% endif %}"
+)
+PUBLISHED = {
+    "Qwen3.5": ("", _PART, "false"),
+    "Qwen3.6": ("", _PART, "(preserve_thinking is defined and preserve_thinking is true)"),
+    "Qwen3.8": (_EFFORT, "", "(preserve_thinking is undefined or preserve_thinking is true)"),
+}
+"""For each generation: its effort, the way it finds a thought in a turn's content, and when it keeps earlier ones."""
+
+
 def chat_template(family: str) -> str:
     """A family's chat template."""
-    image = TILED_IMAGE if family == "internvl" else IMAGE
+    return _with_image(_of(family), TILED_IMAGE if family == "internvl" else IMAGE)
+
+
+def published_template(models: str) -> str:
+    """The chat template of a generation in ``PUBLISHED``, which all of its sizes have."""
+    effort, part, keeps = PUBLISHED[models]
+    template = _CONTENT + _THINKS.replace("EFFORT", effort).replace("PART", part).replace("KEEPS", keeps)
+    return _with_image(template.replace("CALL", MARKED_CALL), IMAGE)
+
+
+def _with_image(template: str, image: str) -> str:
     # An expression, as Jinja drops a line break after a block.
-    return _of(family).replace("{{ IMAGE }}", "{{ " + repr(image) + " }}")
+    return template.replace("{{ IMAGE }}", "{{ " + repr(image) + " }}")
 
 
 def _of(family: str) -> str:

@@ -6,8 +6,8 @@ import inspect
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from mmrl.data.hub import HubRepo
 from mmrl.engine.network.family import Family, family_of
 from mmrl.engine.network.image_form import ImageForm
 from mmrl.engine.network.optional_imports import without_unused
+from mmrl.engine.network.template import TemplateChoice, options_of
 from mmrl.engine.network.vocabulary import Vocabulary, ids_of, template_end
 from mmrl.errors import ConfigError, MMRLError, ResourceError, first_line
 
@@ -45,6 +46,7 @@ class ModelFolder:
         tokenizer: The tokenizer.
         processor: The multimodal processor; None for a text model.
         trust_remote_code: True if Python code of the folder may run.
+        template: The chat template that is asked for, with its options; by default the folder's own, without any.
     """
 
     name: str
@@ -57,19 +59,28 @@ class ModelFolder:
     processor: Any
     vocabulary: Vocabulary
     trust_remote_code: bool = False
+    template: TemplateChoice = field(default_factory=TemplateChoice)
 
     @classmethod
     def open(
-        cls, name: str, revision: str | None = None, *, trust_remote_code: bool = False, with_weights: bool = True
+        cls,
+        name: str,
+        revision: str | None = None,
+        *,
+        trust_remote_code: bool = False,
+        with_weights: bool = True,
+        template: TemplateChoice | None = None,
     ) -> ModelFolder:
         """Read a model's configuration files.
 
         Args:
             revision: Branch, tag or commit of a hub model; None for its default branch.
             with_weights: True if a folder must hold them; a hub model's are never fetched here.
+            template: None for the folder's own chat template, without options.
 
         Raises:
-            ConfigError: The folder is missing, incomplete or damaged, or the family is not supported.
+            ConfigError: The folder is missing, incomplete or damaged, the family is not supported, or the chat template
+                reads no option of a name that is given.
             HubError: The name is a hub id, and the hub does not give it.
             ResourceError: transformers is too old for a model that reads images.
         """
@@ -110,7 +121,9 @@ class ModelFolder:
         except OSError:
             generation = GenerationConfig.from_model_config(config)
         tokenizer = processor.tokenizer if family.vision else processor
-        end = template_end(processor, tokenizer, in_parts=family.vision)
+        template = template or TemplateChoice()
+        template.put_into(processor, tokenizer)
+        end = template_end(processor, tokenizer, template.options, in_parts=family.vision)
         vocabulary = Vocabulary.of(family, config, generation, tokenizer, end)
         language = config.get_text_config().model_type
         if family.languages and language not in family.languages:
@@ -120,14 +133,15 @@ class ModelFolder:
                 possible=f"language models of type {', '.join(family.languages)}",
                 remedy="choose another model of this family",
             )
-        for missing in _missing(config, processor, tokenizer, vocabulary):
-            raise ConfigError(missing, where=where, remedy="choose an instruction-tuned model")
+        for missing, remedy in _missing(config, processor, tokenizer, vocabulary):
+            raise ConfigError(missing, where=where, remedy=remedy)
+        template.check_options(processor, tokenizer, where)
         if repo is None and with_weights:
             _check_weights(here)
         processor = processor if family.vision else None
         commit = repo.revision if repo else None
         files = (name, str(here), commit)
-        return cls(*files, family, config, generation, tokenizer, processor, vocabulary, trust_remote_code)
+        return cls(*files, family, config, generation, tokenizer, processor, vocabulary, trust_remote_code, template)
 
     def fetched(self) -> ModelFolder:
         """The same with ``path`` a folder on this machine that has the weights; call it once per machine.
@@ -193,13 +207,34 @@ class ModelFolder:
         """Image tokens of a stored image."""
         return self.images.tokens(width, height)
 
+    def fill_template(self, messages: Sequence[Mapping[str, Any]], **further: Any) -> str:
+        """A conversation as the chat template writes it, with the run's options; its exceptions are its own.
+
+        Args:
+            further: Arguments of ``apply_chat_template``, such as ``tools``.
+        """
+        renderer = self.processor or self.tokenizer
+        options = dict(self.template.options)
+        return str(renderer.apply_chat_template(list(messages), tokenize=False, **options, **further))
+
+    @property
+    def template_source(self) -> str:
+        """The chat template itself; all of them if there are several by name."""
+        return str(getattr(self.processor, "chat_template", None) or self.tokenizer.chat_template)
+
+    @property
+    def template_options(self) -> list[str]:
+        """Names of the options that the chat template reads."""
+        return options_of(self.processor or self.tokenizer, self.tokenizer)
+
     def save_files(self, folder: Path) -> None:
         """Write tokenizer, processor, chat template and generation config beside saved weights: the source's own files.
 
         So a reader of the source reads the result. ``save_pretrained`` would write the layout of the installed
         transformers: transformers 4 then misses ``preprocessor_config.json``, and 4.51 stops at a
         ``processor_config.json`` of transformers 5 even beside it. Generation settings that do not end at the
-        template's end of turn are given it. Code that this run may not run is not handed on.
+        template's end of turn are given it. A run's own chat template replaces the source's. Code that this run may not
+        run is not handed on.
         """
         names = [name for name in kept_files(Path(self.path)) if self.trust_remote_code or not name.endswith(".py")]
         for name in names:
@@ -210,6 +245,7 @@ class ModelFolder:
         if "generation_config.json" not in names:
             # Not ``save_pretrained``, which refuses settings that many folders have.
             self.generation_config.to_json_file(folder / "generation_config.json")
+        self.template.write(folder)
         self._save_end(folder / "generation_config.json")
 
     def _save_end(self, file: Path) -> None:
@@ -377,11 +413,12 @@ def _check_weights(here: Path) -> None:
             ) from error
 
 
-def _missing(config: Any, processor: Any, tokenizer: Any, vocabulary: Vocabulary) -> Iterator[str]:
-    """Reasons why the model cannot be trained here."""
+def _missing(config: Any, processor: Any, tokenizer: Any, vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
+    """Reasons why the model cannot be trained here, each with what to do."""
+    tuned = "choose an instruction-tuned model"
     if not vocabulary.eos:
-        yield "the model has no end-of-sequence token"
+        yield "the model has no end-of-sequence token", tuned
     if not (getattr(processor, "chat_template", None) or tokenizer.chat_template):
-        yield "the model has no chat template"
+        yield "the model has no chat template", f"{tuned}, or name a template for it (model.chat_template: FILE)"
     if "sliding_attention" in (getattr(config.get_text_config(), "layer_types", None) or ()):
-        yield "the model has layers with sliding-window attention, which cannot be packed"
+        yield "the model has layers with sliding-window attention, which cannot be packed", tuned

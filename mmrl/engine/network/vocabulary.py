@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +71,7 @@ def special_tokens(tokenizer: Any) -> dict[str, int]:
     return special | dict(zip(names, tokenizer.convert_tokens_to_ids(names), strict=True))
 
 
-def template_end(renderer: Any, tokenizer: Any, *, in_parts: bool) -> int | None:
+def template_end(renderer: Any, tokenizer: Any, options: Mapping[str, Any], *, in_parts: bool) -> int | None:
     """The id of the special token with which a chat template ends a turn of the assistant; None if it writes none.
 
     It follows the turn's text at the end of a conversation and before a question alike, so the mark that begins the
@@ -78,6 +79,7 @@ def template_end(renderer: Any, tokenizer: Any, *, in_parts: bool) -> int | None
 
     Args:
         renderer: The processor, or the tokenizer of a text model.
+        options: Values of the template's variables.
         in_parts: True for a template that reads a message as a list of parts.
     """
 
@@ -89,7 +91,7 @@ def template_end(renderer: Any, tokenizer: Any, *, in_parts: bool) -> int | None
     for messages in (turns, [*turns, message("user", QUESTION)]):
         try:
             with bounded():
-                text = str(renderer.apply_chat_template(messages, tokenize=False))
+                text = str(renderer.apply_chat_template(messages, tokenize=False, **options))
         except Exception:  # the template is the model's: it may take one turn only, or run for ever
             continue
         after = text.partition(MARK)[2].lstrip()

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
-from mmrl.data.templates import bounded
 from mmrl.engine.network.folder import ModelFolder
-from mmrl.engine.network.vocabulary import special_tokens
+from mmrl.engine.network.vocabulary import MARK, QUESTION, special_tokens
 from mmrl.errors import DataError
 from mmrl.types import IMAGE_PLACEHOLDER, Message
 
 _INVISIBLE = "\u200b"
 """A zero-width space. Within a special token's text it leaves the text readable, and makes it no token."""
+
+OPENING, CLOSING = "<think>", "</think>"
+"""The marks of thoughts that templates write and read."""
+_THOUGHT = re.compile(rf"\s*{OPENING}(.*?){CLOSING}\s*", re.DOTALL)
 
 Filled = Mapping[str, Any]
 """A message as templates read it."""
@@ -31,6 +35,7 @@ class ChatTemplate:
 
     def __init__(self, folder: ModelFolder, tools: Sequence[Any] = ()) -> None:
         self._folder, self._tools = folder, list(tools)
+        self._in_parts = folder.family.vision
         special = special_tokens(folder.tokenizer)
         self.special_ids = frozenset(special.values())
         # Longest first: a token may begin with another.
@@ -45,36 +50,26 @@ class ChatTemplate:
     @property
     def source(self) -> str:
         """The template itself; all of them if it has several by name."""
-        return str(getattr(self._folder.processor, "chat_template", None) or self._folder.tokenizer.chat_template)
+        return self._folder.template_source
+
+    @property
+    def where(self) -> str:
+        """The template's file or model, for messages."""
+        return self._folder.template.where or f"chat template of {self._folder.name}"
 
     def fill(self, messages: Sequence[Filled]) -> str:
         """The conversation with the head of the policy's next turn; the template's exceptions are its own."""
-        renderer = self._folder.processor or self._folder.tokenizer
         shown = {"tools": self._tools} if self._tools else {}
-        return str(renderer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **shown))
-
-    def try_out(self) -> None:
-        """Raise DataError if the template runs for ever on one of a few conversations; rows are not watched."""
-        text = f"{IMAGE_PLACEHOLDER * self._folder.family.vision}What is 2 + 2?"
-        for roles in ("user",), ("system", "user"), ("user", "assistant", "user"), ("user", "assistant", "tool"):
-            try:
-                with bounded():
-                    self.fill([self.read(Message(role, text)) for role in roles])
-            except OverflowError as error:
-                raise DataError(
-                    f"the model's chat template fails: {error}",
-                    where=self._folder.path,
-                    remedy="mend chat_template.jinja there, or choose another model",
-                ) from error
-            except Exception:  # a row with these roles will be told
-                pass
+        return self._folder.fill_template(messages, add_generation_prompt=True, **shown)
 
     def read(self, message: Message) -> Filled:
         """A dataset's message, each ``<image>`` an image of a vision-language model."""
-        if not self._folder.family.vision:
-            return self.message(message.role, (message.content,))
-        parts = re.split(f"({re.escape(IMAGE_PLACEHOLDER)})", message.content)
-        return self.message(message.role, [None if part == IMAGE_PLACEHOLDER else part for part in parts if part])
+        thought, text = self._parted(message.content) if message.role == "assistant" else (None, message.content)
+        parts = [text]
+        if self._folder.family.vision:
+            parts = [part for part in re.split(f"({re.escape(IMAGE_PLACEHOLDER)})", text) if part]
+        filled = self.message(message.role, [None if part == IMAGE_PLACEHOLDER else part for part in parts])
+        return filled if thought is None else {**filled, "reasoning_content": self.spelled(thought)}
 
     def message(self, role: str, content: Sequence[object], *, as_text: bool = False) -> Filled:
         """A message of texts and images. Neighbouring texts are one: together they could spell a special token.
@@ -91,6 +86,35 @@ class ChatTemplate:
             for part in content
         ]
         return {"role": role, "content": parts}
+
+    def said(self, text: str) -> Filled:
+        """A turn of the policy as it is, so that it may hold marks of thoughts that are special tokens."""
+        thought, text = self._parted(text)
+        message = {"role": "assistant", "content": [{"type": "text", "text": text}] if self._in_parts else text}
+        return message if thought is None else {**message, "reasoning_content": thought}
+
+    def _parted(self, text: str) -> tuple[str | None, str]:
+        """A turn's thought and its answer; None and the whole text if the template wants them together."""
+        if not self._wants_thoughts_apart or (found := _THOUGHT.match(text)) is None:
+            return None, text
+        return found[1], text[found.end() :]
+
+    @cached_property
+    def _wants_thoughts_apart(self) -> bool:
+        """True if the template reads a turn's thought from ``reasoning_content`` alone.
+
+        It then writes a thought of its own, an empty one, before the one that stands in the content.
+        """
+        if "reasoning_content" not in self.source:
+            return False
+        text = f"{OPENING}\n{MARK}\n{CLOSING}\n\nSo."
+        turn = {"role": "assistant", "content": [{"type": "text", "text": text}] if self._in_parts else text}
+        try:
+            filled = self.fill([self.message("user", (QUESTION,)), turn])
+        except Exception:  # the template is the model's: any exception is its own
+            return False
+        before, mark, _ = filled.partition(MARK)
+        return bool(mark) and before.rpartition(QUESTION)[2].count(OPENING) > 1
 
     def spelled(self, text: str) -> str:
         """The text with an invisible character in each part that the tokenizer would read as a special token."""

@@ -15,6 +15,7 @@ from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.network.vocabulary import QUESTION
 from mmrl.engine.text import thoughts
 from mmrl.engine.text.chat_template import Filled
+from mmrl.engine.text.template_proof import prove
 from mmrl.engine.text.tool_calls import CallReader
 from mmrl.engine.text.tool_prompt import ToolPrompt, ToolPromptMode
 from mmrl.engine.text.turns import ObservationRole, TurnRules, TurnSuffix
@@ -62,7 +63,7 @@ class Encoder:
         self._folder, self._media, self._keeps_images = folder, media, keeps_images
         self._tool_prompt = ToolPrompt(folder, tools, tool_prompt)
         self._template = self._tool_prompt.template
-        self._template.try_out()
+        prove(self._template)
         self._rules = TurnRules(observation_role, keep_thoughts)
         self._tools = tuple(tools)
 

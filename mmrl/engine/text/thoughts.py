@@ -9,6 +9,7 @@ from mmrl.types import THOUGHT_NAMES
 
 _BEGUN = re.compile(rf"([<◁\[])((?:(?<=<)(?:{THOUGHT_NAMES})|(?<=◁)think|(?<=\[)THINK)[>▷\]])(\s*)(\1/\2\s*)?\Z")
 """The opening of a thought, ``◁think▷`` and ``[THINK]`` too, at a text's end, and perhaps its closing."""
+_SWITCH = "data.template_options: {enable_thinking: false}"
 
 
 def begun(head: str) -> str:
@@ -50,7 +51,7 @@ def continued(text: str, head: str, where: str) -> str:
             "learn to answer within a thought that never ends",
             where=where,
             possible=f"a thought, {closing} and the answer; or {closing} and the answer alone",
-            remedy="mend or remove the row, or choose a model whose template opens no thought",
+            remedy=f"mend or remove the row, or have the template open no thought, such as by {_SWITCH}",
         )
     return rest
 
@@ -65,6 +66,6 @@ def _without_thought(text: str, rest: str, opening: str, closing: str, where: st
             f"the demonstration has a thought, and the chat template writes {opening}{closing} before it, without one",
             where=where,
             possible="an answer without a thought",
-            remedy="remove the thoughts, or choose a model whose template lets the policy think",
+            remedy="remove the thoughts, or have the template let the policy think, by data.template_options",
         )
     return answer.lstrip()

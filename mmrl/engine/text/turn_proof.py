@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mmrl.engine.text.chat_template import ChatTemplate, Filled
+from mmrl.engine.text.chat_template import CLOSING, OPENING, ChatTemplate, Filled
 
 Suffix = Callable[[Sequence[Filled]], str]
 """The text between two turns, with these messages in between."""
@@ -23,7 +23,6 @@ SAID = (
 )
 """Turns of the policy; calls in it are text."""
 THOUGHT = "It may be 7.\n\nOr 8."
-OPENING, CLOSING = "<think>", "</think>"
 SEEN = 'It\'s "7" & <b>8</b>: a\\b\n\n\t{{ x }} \u00e9\u4e2d.', '{"found": [1, 2.5, null]}', "Nothing else."
 """Texts of observations."""
 _SHOWN = 40
@@ -125,10 +124,10 @@ def _rewritten(
     ids = template.tokenize(begin, carrier.role)
     for text, content in zip(said, contents, strict=True):
         observation = carrier.message(template, content)
-        messages += [_assistant(template, prefill + text), observation]
+        messages += [template.said(prefill + text), observation]
         after = suffix([observation])
         ours += text + after
-        thoughtless += text.partition(f"{CLOSING}\n\n")[2] + after.removesuffix(prefill)
+        thoughtless += (text.partition(f"{CLOSING}\n\n")[2] or text) + after.removesuffix(prefill)
         ids += template.tokenize(text, carrier.role) + template.tokenize(after, carrier.role)
     theirs = template.fill(messages)
     if theirs == ours:
@@ -139,12 +138,6 @@ def _rewritten(
     same = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
     shown = [repr(text[same : same + _SHOWN]) for text in (theirs, ours)]
     return Deviation(f"it rewrites earlier turns: after more turns they have {shown[0]} where they had {shown[1]}")
-
-
-def _assistant(template: ChatTemplate, text: str) -> Filled:
-    """A turn of the policy as it is, so that it may hold marks of thoughts that are special tokens."""
-    vision = template.folder.family.vision
-    return {"role": "assistant", "content": [{"type": "text", "text": text}] if vision else text}
 
 
 def _prefill(template: ChatTemplate) -> str:

@@ -50,7 +50,7 @@ class TurnSuffix:
     def __init__(self, template: ChatTemplate, rules: TurnRules) -> None:
         self._template, self._rules = template, rules
         folder = template.folder
-        self._where = f"chat template of {folder.name}"
+        self._where = template.where
         eos = folder.vocabulary.eos
         written = self._first_id()
         if written not in eos:
@@ -144,7 +144,9 @@ class TurnSuffix:
     def _refusal(self, found: dict[str, Deviation], images: bool) -> ConfigError:
         thoughts = [role for role, deviation in found.items() if deviation.thoughts]
         if thoughts:
-            remedy = "set environment.keep_thoughts to true: the policy then reads its own earlier thoughts, in "
+            keeps = "preserve_thinking" in self._template.folder.template_options
+            remedy = "set data.template_options: {preserve_thinking: true}, so that it keeps them; or " if keeps else ""
+            remedy += "set environment.keep_thoughts to true: the policy then reads its own earlier thoughts, in "
             remedy += "training and evaluation, and whoever serves the model needs a template that keeps them"
         elif images:
             remedy = "set environment.max_images to 0 if the environment answers with text only, or choose a model "
