@@ -18,6 +18,7 @@ from mmrl.types import (
     EncodedPrompt,
     FloatArray,
     ImageRef,
+    Inspection,
     IntArray,
     Prompt,
     RolloutGroup,
@@ -314,6 +315,16 @@ class Engine(Protocol):
 
     def describe(self) -> Mapping[str, Any]:
         """The parts that really run: devices, precisions, sampler, attention, versions; for RUN/environment.json."""
+        ...
+
+    def inspect(self, prompts: Sequence[EncodedPrompt]) -> Inspection:
+        """Compare what sampler and learner hold and read, for an audit; the newest weights are sent first.
+
+        Every rank compares its own engines. The answer has the worst of all of them.
+
+        Args:
+            prompts: Those with images are shown to both vision towers.
+        """
         ...
 
     def abandon(self, error: MMRLError) -> bool:

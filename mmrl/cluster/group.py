@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.cluster.calls import RankCalls
+from mmrl.cluster.files import send_images
 from mmrl.cluster.group_learner import GroupLearner
 from mmrl.cluster.group_sampler import GroupSampler
 from mmrl.cluster.jobs import RankJob
@@ -17,7 +18,7 @@ from mmrl.data.images import MediaStore
 from mmrl.engine_api import Learner, Sampler
 from mmrl.ops.packing import Unit
 from mmrl.system.signals import Stopped, defer_signals
-from mmrl.types import Sample
+from mmrl.types import EncodedPrompt, Inspection, Sample, worst
 
 
 class RankGroup(RankCalls):
@@ -74,6 +75,11 @@ class RankGroup(RankCalls):
     def learning(self) -> Iterator[Learner]:
         with self._owning("learning"):
             yield GroupLearner(self, self.media, self.cost, roles=self.roles, shares_prefix=self.shares_prefix)
+
+    def inspect(self, prompts: Sequence[EncodedPrompt]) -> Inspection:
+        own = [[ref for prompt in prompts for ref in prompt.images]] * len(self.nodes)
+        send_images(self.ask, self.media, self.nodes, own)
+        return worst(self.all("inspect", prompts))
 
     def describe(self) -> Mapping[str, Any]:
         """Rank 0's description, and each rank's location."""

@@ -27,7 +27,7 @@ from mmrl.errors import DeviceBusyError, DeviceMemoryError, MMRLError, NumericsE
 from mmrl.plugin_host import registry
 from mmrl.system import failpoints
 from mmrl.system.machine_memory import total_bytes
-from mmrl.types import FloatArray, Sample, TrainingRow
+from mmrl.types import EncodedPrompt, FloatArray, Inspection, Sample, TrainingRow
 
 if TYPE_CHECKING:
     from mmrl.engine.rank import RankEngine
@@ -216,6 +216,9 @@ class RankWorker:
         with self._engine.span("update"):
             result = learner.network(role).update(rows)
         return replace(result, logprobs=PackedArrays(result.logprobs), entropies=PackedArrays(result.entropies))
+
+    def inspect(self, prompts: Sequence[EncodedPrompt]) -> Inspection:
+        return self._engine.inspect(prompts)
 
     def save(self, folder: str) -> Mapping[str, NetworkFiles] | MMRLError:
         """Save; an error is returned and not raised, so that all ranks answer and none waits for another."""

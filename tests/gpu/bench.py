@@ -119,7 +119,7 @@ def lacks_image_features() -> str:
     """Why the learner cannot be given images by this transformers; empty if it can."""
     import transformers
 
-    from mmrl.engine.network.folder import trains_on_images
+    from mmrl.engine.network.image_needs import trains_on_images
 
     if trains_on_images():
         return ""

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 from mmrl.cluster.survey import node_reports
+from mmrl.commands.doctor.audit import audit
 from mmrl.commands.doctor.finding import REPORT, Area, Finding, Private, failure
 from mmrl.commands.doctor.machine import machine_findings
 from mmrl.commands.doctor.nodes import node_findings
@@ -24,18 +25,21 @@ from mmrl.errors import MMRLError
 T = TypeVar("T")
 
 
-def examine(config: Config | None = None, self_test_on: DeviceKind | None = None) -> list[Finding]:
+def examine(
+    config: Config | None = None, self_test_on: DeviceKind | None = None, *, audits: bool = False
+) -> list[Finding]:
     """All rows, fit to be shown.
 
     Args:
         config: Examine its cluster and folders too.
         self_test_on: Train the tiny model on this kind of device too.
+        audits: True to audit the config's model, sampler and learner.
     """
     private = Private()
-    return [finding.shown(private) for finding in _rows(config, self_test_on)]
+    return [finding.shown(private) for finding in _rows(config, self_test_on, audits)]
 
 
-def _rows(config: Config | None, self_test_on: DeviceKind | None) -> Iterator[Finding]:
+def _rows(config: Config | None, self_test_on: DeviceKind | None, audits: bool) -> Iterator[Finding]:
     cluster = ClusterConfig() if config is None else config.cluster
     run_dir = "runs" if config is None else config.trainer.run_dir
     seen = yield from _asked("torch", probe, Probe("not known"))
@@ -52,6 +56,8 @@ def _rows(config: Config | None, self_test_on: DeviceKind | None) -> Iterator[Fi
         yield from _all_of("nodes", lambda: node_findings(node_reports(config), versions))
     if self_test_on is not None:
         yield from _all_of("engine", partial(_self_test, self_test_on, seen))
+    if config is not None and audits:
+        yield from _all_of("engine", partial(audit, config))
 
 
 def _asked(check: str, question: Callable[[], T], unknown: T) -> Generator[Finding, None, T]:

@@ -35,6 +35,10 @@ class Finding:
         check: The check's name.
         found: The finding.
         remedy: The next thing to do; empty if there is none.
+        number: The number of a probe of the audit; None for what is no probe.
+        bound: The probe's bound.
+        is_least: True if the number must exceed the bound; else it may not.
+        finds: The faults that the probe would have found.
     """
 
     area: Area
@@ -42,6 +46,10 @@ class Finding:
     status: Status
     found: str
     remedy: str = ""
+    number: float | None = None
+    bound: float | None = None
+    is_least: bool = False
+    finds: str = ""
 
     def shown(self, private: Private) -> Finding:
         """The row as it may be shown."""
@@ -83,12 +91,13 @@ def exit_code(findings: Sequence[Finding]) -> int:
 
 
 def table(findings: Sequence[Finding]) -> list[str]:
-    """The rows' lines: status, area, check, found; the remedy beneath, after an arrow."""
+    """The rows' lines: status, area, check, found; beneath, what a probe finds, and the remedy after an arrow."""
     heads = layout([(finding.status, finding.area, finding.check) for finding in findings])
     indent = max(map(len, heads), default=0) + len(GAP)
     lines: list[str] = []
     for finding, head in zip(findings, heads, strict=True):
         lines += _wrapped(finding.found or "-", head.ljust(indent), " " * indent)
+        lines += _wrapped(finding.finds, " " * indent + "finds: ", " " * (indent + 7)) if finding.finds else []
         lines += _wrapped(finding.remedy, " " * indent + "-> ", " " * (indent + 3)) if finding.remedy else []
     return lines
 

@@ -98,7 +98,8 @@ class TinyRun:
         from mmrl.cluster.local import start_engine
         from mmrl.data.images import MediaStore
         from mmrl.engine.aids.tiny_model import write_model
-        from mmrl.engine.network.folder import ModelFolder, trains_on_images
+        from mmrl.engine.network.folder import ModelFolder
+        from mmrl.engine.network.image_needs import trains_on_images
         from mmrl.engine.spec import EngineSpec
         from mmrl.engine.text.encoding import Encoder
 

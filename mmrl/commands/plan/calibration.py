@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mmrl.cluster.launch import start_engine
+from mmrl.commands.alternating import alternating
 from mmrl.commands.plan.workload import Workload
 from mmrl.config.sections import ClusterConfig, Config
 from mmrl.engine_api import Engine, SamplingRequest
@@ -18,7 +19,7 @@ from mmrl.runs.setup import RunSetup
 from mmrl.step.gather import demonstrated
 from mmrl.step.learn import LearnSettings, finished, learn
 from mmrl.system.clock import Clock
-from mmrl.types import EncodedPrompt, RolloutGroup, ScoredGroup
+from mmrl.types import EncodedPrompt
 
 PROMPTS = 16
 """Prompts of the larger of the two small steps, at most."""
@@ -112,7 +113,8 @@ def _step(config: Config, setup: RunSetup, engine: Engine, prompts: Sequence[Enc
             with clock.phase("generate"):
                 groups = dict(sampler.generate([_request(config, prompt) for prompt in prompts]))
         greedy = setup.algorithm.needs().greedy_rollout
-        scored = [_scored(config, groups[index], greedy=greedy) for index in range(len(prompts))]
+        names = [spec.metric for spec in config.rewards]
+        scored = [alternating(groups[index], names, greedy=greedy) for index in range(len(prompts))]
     else:
         all_turns = setup.algorithm.needs().all_turns
         scored = [demonstrated(setup.encoder.demonstrate(prompt, all_turns=all_turns)) for prompt in prompts]
@@ -126,22 +128,6 @@ def _step(config: Config, setup: RunSetup, engine: Engine, prompts: Sequence[Enc
 def _request(config: Config, prompt: EncodedPrompt) -> SamplingRequest:
     sampler = config.sampler
     return SamplingRequest(prompt, sampler.group_size, sampler.temperature, sampler.max_new_tokens, seed=1)
-
-
-def _scored(config: Config, group: RolloutGroup, *, greedy: bool) -> ScoredGroup:
-    """Score every second member 1, so that there is something to learn."""
-    values = np.arange(len(group.rollouts)) % 2.0
-    components = {spec.metric: values for spec in config.rewards}
-    found = ScoredGroup(group, values, np.ones(len(values), bool), components)
-    if not greedy:
-        return found
-    one = ScoredGroup(
-        RolloutGroup(group.prompt, group.rollouts[:1]),
-        values[:1],
-        np.ones(1, bool),
-        dict.fromkeys(components, values[:1]),
-    )
-    return replace(found, greedy=one)
 
 
 def _fit(small: _Step, large: _Step, prompts: int, updates: int) -> Measured:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,11 @@ from mmrl.data.grid import ImageGrid, ImageSizes
 from mmrl.data.hub import HubRepo
 from mmrl.engine.network.family import Family, family_of
 from mmrl.engine.network.image_form import ImageForm
+from mmrl.engine.network.image_needs import check_processor, check_takes_image_features
 from mmrl.engine.network.optional_imports import without_unused
 from mmrl.engine.network.template import TemplateChoice, options_of
 from mmrl.engine.network.vocabulary import Vocabulary, ids_of, template_end
-from mmrl.errors import ConfigError, MMRLError, ResourceError, first_line
+from mmrl.errors import ConfigError, MMRLError, first_line
 
 CONFIGURATION = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
 """The files of a model on the hub that are read before its weights."""
@@ -102,6 +101,8 @@ class ModelFolder:
             # First without transformers, whose message on an unknown type says less.
             written, _ = PreTrainedConfig.get_config_dict(here)
             family = family_of(written.get("model_type"), name)
+            if family.vision:
+                check_processor(here, family, where)
             config = AutoConfig.from_pretrained(here, **options)
             loader = AutoProcessor if family.vision else AutoTokenizer
             processor = loader.from_pretrained(here, **options)
@@ -282,39 +283,6 @@ def _typed(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
         key: dtype if key in ("dtype", "torch_dtype") else _typed(value, dtype) if isinstance(value, Mapping) else value
         for key, value in config.items()
     }
-
-
-def check_takes_image_features(body: Any, where: str) -> None:
-    """Check that the body of a vision-language model takes the features that the vision tower made of its images.
-
-    transformers before 5.18 drops them in silence, and the learner would train as if there were no images.
-
-    Args:
-        body: Class or instance.
-
-    Raises:
-        ResourceError: It does not.
-    """
-    if takes_image_features(body):
-        return
-    raise ResourceError(
-        f"transformers {version('transformers')} is too old to train a model that reads images: it would drop them",
-        where=where,
-        possible="transformers 5.18 or later; models of text alone train with this one too",
-        remedy="pip install 'transformers>=5.18,<5.20'",
-    )
-
-
-def takes_image_features(body: Any) -> bool:
-    """True if the body of a vision-language model takes features of images; see ``check_takes_image_features``."""
-    return "mm_encoder_outputs" in inspect.signature(body.forward).parameters
-
-
-def trains_on_images() -> bool:
-    """True if the installed transformers can train models on images; see ``check_takes_image_features``."""
-    import transformers
-
-    return takes_image_features(transformers.Qwen2_5_VLModel)
 
 
 def _is_hub_id(name: str) -> bool:

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from mmrl.config.sections import LoraConfig
 from mmrl.engine import device
 from mmrl.engine.network import adapters, attention, experts, quantization
-from mmrl.engine.network.folder import ModelFolder, check_takes_image_features
+from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.network.image_form import Features
+from mmrl.engine.network.image_needs import check_takes_image_features
 from mmrl.engine.network.layout import rows_at
 from mmrl.engine.network.linear_attention import pack_states
 from mmrl.engine.network.merged_linear import Kept

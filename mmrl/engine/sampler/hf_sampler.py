@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from mmrl.engine.network.vision import ImageInputs
 from mmrl.engine.sampler.admissions import OneByOneSampler, continued
 from mmrl.engine_api import SamplingRequest
 from mmrl.types import FloatArray, IntArray, Rollout, RolloutGroup, Segment
+
+T = TypeVar("T")
 
 
 class HFSampler(OneByOneSampler):
@@ -61,6 +63,13 @@ class HFSampler(OneByOneSampler):
         """Copy all weights in."""
         copy_weights(self._model, weights)
         self.weight_version = version
+
+    def with_model(self, function: Callable[[torch.nn.Module], T]) -> T:
+        """A function's answer to the model."""
+        return function(self._model)
+
+    def forget_prompts(self) -> None:
+        """Do nothing: every request is read anew."""
 
     @torch.no_grad()
     def _group(self, request: SamplingRequest) -> RolloutGroup:

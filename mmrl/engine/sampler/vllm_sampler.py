@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ from mmrl.types import FinishReason, FloatArray, IntArray, Rollout, RolloutGroup
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
     from vllm.outputs import CompletionOutput
+
+T = TypeVar("T")
 
 IMAGE_CACHE_GIB = 1
 """Preprocessed images that vLLM keeps in the rank's memory, until it sleeps; ``sampler.engine`` may say otherwise."""
@@ -123,6 +125,16 @@ class VLLMSampler(SteppingSampler):
                 remedy="report this: a request is left",
             )
         self.weight_version = version
+
+    def with_model(self, function: Callable[[torch.nn.Module], T]) -> T:
+        """A function's answer to this rank's part of the model, which is awake."""
+        found: list[T] = self._llm.apply_model(function)
+        return found[0]
+
+    def forget_prompts(self) -> None:
+        """Drop what earlier requests have left in the caches, so that images go through the tower again."""
+        self._llm.llm_engine.reset_encoder_cache()
+        self._llm.reset_prefix_cache()
 
     def submit(self, requests: Sequence[SamplingRequest]) -> Sequence[int]:
         self._images.announce(ref for request in requests for ref in request.images)

@@ -18,6 +18,7 @@ from mmrl.engine.text.chat_template import Filled
 from mmrl.engine.text.template_proof import prove
 from mmrl.engine.text.tool_calls import CallReader
 from mmrl.engine.text.tool_prompt import ToolPrompt, ToolPromptMode
+from mmrl.engine.text.turn_proof import ASKED, conversation, said_after
 from mmrl.engine.text.turns import ObservationRole, TurnRules, TurnSuffix
 from mmrl.errors import ConfigError, DataError, plural
 from mmrl.types import (
@@ -138,6 +139,23 @@ class Encoder:
         for kind in (False, True) if images and self._folder.family.vision else (False,):
             self._suffix.carrier("tool", kind)
             self._suffix.carrier("user", kind)
+
+    def exchange(self, content: Content, role: str) -> tuple[IntArray, IntArray]:
+        """Tokens of a question, a turn, an observation and the head of the next turn: as an episode appends them, and
+        as the chat template writes the whole conversation.
+
+        Raises:
+            ConfigError: The template cannot carry such an observation.
+            DataError: The content cannot be read by this model.
+        """
+        template, head = self._template, self._template.fill([self._template.message("user", (ASKED,))])
+        said = said_after(head)
+        turn = np.array([*self._tokenize(said, OBSERVATION), self._suffix.end], np.int32)
+        seen = self.insertion(Segment(turn, True, np.zeros(len(turn), np.float32)), content, role)
+        appended = np.concatenate([np.array(self._tokenize(head, OBSERVATION), np.int32), turn, seen.token_ids])
+        whole = template.fill(conversation(template, said, self._suffix.observation(content, role)[1]))
+        sizes = [(part.width, part.height) for part in content if not isinstance(part, str)]
+        return appended, self._expand(self._tokenize(whole, OBSERVATION), sizes, OBSERVATION)
 
     @property
     def end_of_turn(self) -> int:

@@ -76,7 +76,7 @@ def deviation_of(template: ChatTemplate, suffix: Suffix, carrier: Carrier, *, im
         head = _prefill(template)
         said = SAID if CLOSING in head or OPENING not in head else ()
         # A thought begins where the template has begun it.
-        opening = "" if OPENING in head and CLOSING not in head else f"{OPENING}\n"
+        opening = "" if _opens_thought(head) else f"{OPENING}\n"
         thoughtful = tuple(f"{opening}{THOUGHT}\n{CLOSING}\n\n{text}" for text in SAID)
         for texts in (said, () if CLOSING in head else thoughtful):
             if texts and (found := _rewritten(template, suffix, carrier, contents, texts, head)) is not None:
@@ -84,6 +84,22 @@ def deviation_of(template: ChatTemplate, suffix: Suffix, carrier: Carrier, *, im
     except Exception as error:  # the template is the model's: any exception is its own
         return Deviation(f"the template fails: {error}")
     return None
+
+
+def said_after(head: str) -> str:
+    """A turn of the policy that goes on from a head, of which the template may have begun the thought."""
+    return f"{THOUGHT}\n{CLOSING}\n\n{SAID[0]}" if _opens_thought(head) else SAID[0]
+
+
+def conversation(template: ChatTemplate, said: str, observation: Filled) -> list[Filled]:
+    """A question, a turn of the policy and an observation."""
+    asked = template.message("user", (ASKED,))
+    return [asked, template.said(_prefill(template) + said), observation]
+
+
+def _opens_thought(head: str) -> bool:
+    """True if a turn's head leaves a thought open."""
+    return OPENING in head and CLOSING not in head
 
 
 def _lost(

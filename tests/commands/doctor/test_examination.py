@@ -96,6 +96,19 @@ def test_the_self_tests_rows_come_last(monkeypatch):
     assert examine(self_test_on="cpu")[-1].found == "fine on cpu"
 
 
+def test_a_config_is_audited_if_asked_and_what_breaks_the_audit_is_a_row(config, monkeypatch):
+    row = Finding("numbers", "pixels", "bad", "off", number=0.5, bound=1e-5)
+    monkeypatch.setattr(examination, "audit", lambda audited: [replace(row, found=audited.model.path)])
+    assert examine(config, audits=True)[-1].found == "m"
+    assert examine(config)[-1].area != "numbers" and examine(audits=True)[-1].area != "numbers"
+
+    def fail(audited: Config) -> list[Finding]:
+        raise OSError("no room for a process")
+
+    monkeypatch.setattr(examination, "audit", fail)
+    assert "no room for a process" in examine(config, audits=True)[-1].found
+
+
 def test_what_is_shown_holds_no_secret_and_no_home(monkeypatch):
     monkeypatch.setenv("HOME", "/home/alice")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "sesame-sesame")
