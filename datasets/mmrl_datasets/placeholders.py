@@ -1,8 +1,9 @@
 """Matches the places of images in the text with the images of the row.
 
 If there are as many ``<image>`` as images, they match in order. If there is none, the images go first. ``<image 2>`` is
-the second image, also as ``<image_2>`` or ``<|image_2|>``, and naming it twice shows it twice. All other cases are
-errors of the row. Spellings of models, such as ``<|image_pad|>``, are ``<image>`` where there are as many as images.
+the second image, also as ``<image_2>`` or ``<|image_2|>``, and naming it twice shows it twice. Spellings of models,
+such as ``<|image_pad|>``, are ``<image>`` where there are as many as images. In a row without images all of these are
+text. All other cases are errors of the row.
 """
 
 from __future__ import annotations
@@ -107,6 +108,8 @@ def place_images(
     places = [piece for _, pieces in split for piece in pieces if isinstance(piece, _Place)]
     open_places = [place for place in places if place.image is None]
     given = [image for image in images if image is not None]
+    if not given and not inline:
+        return tuple(Message(turn.role, turn.text) for turn in turns), ()
     if not open_places and given:
         open_places = [_Place() for _ in given]
         first = next((pieces for role, pieces in split if role == "user"), split[0][1])

@@ -219,7 +219,7 @@ class RowReader:
         demonstration = self._demonstration(row, ending)
         return Prompt(
             id=f"{self._split}/{number}",
-            messages=self._filled(messages, plain, where),
+            messages=self._filled(messages, plain, where, has_images=bool(images)),
             images=images,
             answer=self._answer(row, None if ending is None else ending.answer, demonstration),
             columns=plain,
@@ -244,7 +244,8 @@ class RowReader:
         if turns[-1].role == "assistant":
             *before, ending = turns
             turns = tuple(before)
-            if IMAGE_PLACEHOLDER in ending.text or any(isinstance(piece, InlineImage) for piece in ending.pieces):
+            is_placed = IMAGE_PLACEHOLDER in ending.text and self._has_images(row, before)
+            if is_placed or any(isinstance(piece, InlineImage) for piece in ending.pieces):
                 raise DataError("The assistant's last turn shows an image", where=where, possible="text")
             if _is_empty(ending.text):
                 raise DataError("The assistant's last turn is empty", where=where, remedy="fill it or remove the row")
@@ -254,6 +255,12 @@ class RowReader:
         if not any(not isinstance(piece, str) or piece.strip() for piece in turns[question].pieces):
             raise DataError("The question is empty", where=where)
         return self._with_system(row, turns), ending
+
+    def _has_images(self, row: _Row, turns: Sequence[Turn]) -> bool:
+        """True if a row shows an image; none is read."""
+        cells = (cell for column in self._columns.images for cell in image_cells(lookup(row.cells, column)))
+        inline = any(isinstance(piece, InlineImage) for turn in turns for piece in turn.pieces)
+        return inline or next(cells, None) is not None
 
     def _with_system(self, row: _Row, turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
         system = self._text(row, self._columns.system)
@@ -308,12 +315,15 @@ class RowReader:
         aside = {self._columns.prompt.partition(".")[0]} if has_inline else set()
         return {name: cells[name] for name in self._columns.plain if name not in aside}
 
-    def _filled(self, messages: tuple[Message, ...], plain: Cells, where: str) -> tuple[Message, ...]:
+    def _filled(
+        self, messages: tuple[Message, ...], plain: Cells, where: str, *, has_images: bool
+    ) -> tuple[Message, ...]:
         if self._template is None:
             return messages
         at = question_of(messages)
         assert at is not None, "rows without a question are refused"
-        filled = replace(messages[at], content=self._template.fill(messages[at].content, plain, where))
+        text = self._template.fill(messages[at].content, plain, where, has_images=has_images)
+        filled = replace(messages[at], content=text)
         return (*messages[:at], filled, *messages[at + 1 :])
 
     def _answer(self, row: _Row, ending: str | None, demonstration: str | None) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mmrl.data.bad_rows import LEAST, BadRows
-from mmrl.data.prompts import PromptSource, contents
+from mmrl.data.prompts import PromptSource, contents, spells_images
 from mmrl.errors import DataError
 from mmrl.types import Prompt
 
@@ -139,13 +139,30 @@ class PromptsAhead(PromptSource):
             self._told[number] = True
             self._listener(prompt, reason)
 
+    def _spelled(self) -> list[tuple[int, list[str]]]:
+        """As for rows that were all read, of some rows that are spread over each dataset."""
+        if self._reads_images:
+            for dataset, ids in enumerate(self.spelled):
+                if not ids:
+                    rows = self._spread(self._starts[dataset], self._starts[dataset + 1])
+                    ids += [prompt.id for prompt in rows if isinstance(prompt, Prompt) and spells_images(prompt)]
+        return super()._spelled()
+
+    def _spelling(self, dataset: int, ids: Sequence[str], size: int) -> str:
+        return super()._spelling(dataset, ids, min(size, _SAMPLED)).replace(" rows ", " rows that were looked at ", 1)
+
     def _sample(self, dataset: int) -> str:
         """A text of rows that are spread over a dataset whose loader tells nothing of its data."""
         return " ".join(self._sampled(self._starts[dataset], self._starts[dataset + 1]))
 
     def _sampled(self, start: int, end: int) -> Iterator[str]:
+        for row in self._spread(start, end):
+            yield contents(row, 0) if isinstance(row, Prompt) else f"{row} is bad"
+
+    def _spread(self, start: int, end: int) -> Iterator[Prompt | int]:
+        """Some rows of a stretch, the number alone of one that cannot be read."""
         for number in np.unique(np.linspace(start, end - 1, _SAMPLED).astype(int)).tolist():
             try:
-                yield contents(self._row(number), 0)
+                yield self._row(number)
             except DataError:
-                yield f"{number} is bad"
+                yield number

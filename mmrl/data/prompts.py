@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from array import array
 from bisect import bisect_right
 from collections import Counter
@@ -18,7 +19,7 @@ from mmrl.data.order import Order, PromptOrder, WeightedOrder
 from mmrl.data.templates import PromptTemplate
 from mmrl.engine_api import PromptEncoder
 from mmrl.errors import DataError, HubError, plugin_errors, plural
-from mmrl.types import Message, Prompt
+from mmrl.types import IMAGE_PLACEHOLDER, Message, Prompt
 
 OVERLONG = "longer than data.max_prompt_tokens"
 """The cause of rows that are dropped for their length."""
@@ -26,6 +27,8 @@ OVERLONG = "longer than data.max_prompt_tokens"
 _FEW = 0.1
 """Share of a dataset's rows up to which those that differ from all others may be mistakes."""
 
+_SPELLED = re.compile(r"<image>|<\|?(?i:image|img)[\s_-]{0,2}\d{1,4}\|?>")
+"""Places of images, also by number, as datasets write them."""
 _TELL_EVERY = 100
 """Rows between two calls of ``progress``."""
 
@@ -72,6 +75,7 @@ class PromptSource:
         max_bad_rows: Share of such rows above which a dataset is refused.
         max_images: Most images of a row that can be used; None is any number.
         imitates: True if a row without a completion to imitate, or with an empty one, cannot be used.
+        reads_images: True if the model does, so that places of images are told which have none, and are text.
         name: The config section, for messages.
         progress: Told of the rows that were measured.
 
@@ -81,6 +85,7 @@ class PromptSource:
         sources: Rows of each source among those that were kept.
         max_images: Most images in one of them.
         without_image: For each dataset, ids of those that have no image.
+        spelled: For each dataset, ids of those that have no image and spell the place of one, which is text.
         dropped: (prompt id, or row where it has none, and reason) of each one that was dropped.
 
     Raises:
@@ -104,6 +109,7 @@ class PromptSource:
         max_bad_rows: float = 0.01,
         max_images: int | None = None,
         imitates: bool = False,
+        reads_images: bool = False,
         name: str = "data.train",
         progress: Progress = lambda phase, done, total: None,
     ) -> None:
@@ -113,7 +119,7 @@ class PromptSource:
         self._sizes = [0] * len(self._datasets)
         self._encoder, self._limit, self._most_images = encoder, max_prompt_tokens, max_images
         self._overlong, self._progress, self._imitates = overlong, progress, imitates
-        self._system_prompt = system_prompt
+        self._system_prompt, self._reads_images = system_prompt, reads_images
         self._template = None if prompt_template is None else PromptTemplate(prompt_template, "data.prompt_template")
         self._on_bad_row, self._max_bad_rows = on_bad_row, max_bad_rows
         self._bad = [BadRows(self._where(p), len(p.rows), on_bad_row, max_bad_rows) for p in self._datasets]
@@ -124,6 +130,7 @@ class PromptSource:
         self.sources: Counter[str] = Counter()
         self.max_images = 0
         self.without_image: list[list[str]] = [[] for _ in self._datasets]
+        self.spelled: list[list[str]] = [[] for _ in self._datasets]
         self._kept = array("q")
         self._broken: set[int] = set()
         self._digest = hashlib.sha256(repr((system_prompt, self._template and self._template.text)).encode())
@@ -179,7 +186,19 @@ class PromptSource:
                 where = f"{self._where(self._datasets[dataset])}: {len(ids)} of {sizes[dataset]} rows"
                 have = "has no image, as the others have" if len(ids) == 1 else "have no image, as the others have"
                 found.append(f"{where} {have}: {listed(ids)}")
-        return found
+        return found + [self._spelling(dataset, ids, sizes[dataset]) for dataset, ids in self._spelled()]
+
+    def _spelled(self) -> list[tuple[int, list[str]]]:
+        """Datasets with rows that spell the place of an image and have none, and their ids."""
+        return [(dataset, ids) for dataset, ids in enumerate(self.spelled) if ids] if self._reads_images else []
+
+    def _spelling(self, dataset: int, ids: Sequence[str], size: int) -> str:
+        """A warning of such rows among so many."""
+        spell = "spells" if len(ids) == 1 else "spell"
+        have = "has" if len(ids) == 1 else "have"
+        what = f"{spell} {IMAGE_PLACEHOLDER} or the like and {have} no image, so it is read as text: {listed(ids)}"
+        lost = "; if there are pictures, name their column (images)" if 2 * len(ids) > size else ""
+        return f"{self._where(self._datasets[dataset])}: {len(ids)} of {size} rows {what}{lost}"
 
     @property
     def fingerprint(self) -> str:
@@ -337,6 +356,7 @@ class PromptSource:
             self.sources[prompt.source] += 1
             self.max_images = max(self.max_images, len(prompt.images))
             self.without_image[dataset] += [] if prompt.images else [prompt.id]
+            self.spelled[dataset] += [prompt.id] if spells_images(prompt) else []
         self._bad[dataset].check()
         if not self._sizes[dataset]:
             causes = "".join(
@@ -371,8 +391,14 @@ class PromptSource:
         turns = [index for index, message in enumerate(prompt.messages) if message.role == "user"]
         if not turns:
             raise DataError("data.prompt_template has no user message to fill", where=prompt.id)
-        text = template.fill(prompt.messages[turns[-1]].content, prompt.columns, prompt.id)
+        content, has_images = prompt.messages[turns[-1]].content, bool(prompt.images)
+        text = template.fill(content, prompt.columns, prompt.id, has_images=has_images)
         return (*prompt.messages[: turns[-1]], Message("user", text), *prompt.messages[turns[-1] + 1 :])
+
+
+def spells_images(prompt: Prompt) -> bool:
+    """True for a row without images in which a text spells the place of one."""
+    return not prompt.images and any(_SPELLED.search(message.content) for message in prompt.messages)
 
 
 def contents(prompt: Prompt, length: int) -> str:

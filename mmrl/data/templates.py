@@ -57,8 +57,11 @@ class PromptTemplate:
         except (TemplateError, OverflowError, RecursionError) as error:
             raise ConfigError(f"The prompt template is not valid Jinja: {error}", where=where) from error
 
-    def fill(self, text: str, row: Mapping[str, Any], where: str) -> str:
+    def fill(self, text: str, row: Mapping[str, Any], where: str, *, has_images: bool = True) -> str:
         """The text of the turn, with as many images as before.
+
+        Args:
+            has_images: False if the row has none, so that placeholders are text.
 
         Raises:
             DataError: The template fails on this row, or loses or adds an image, also by a column that it prints.
@@ -73,7 +76,7 @@ class PromptTemplate:
                 remedy=f"correct {self._name}, or the row",
             ) from error
         found, expected = filled.count(IMAGE_PLACEHOLDER), text.count(IMAGE_PLACEHOLDER)
-        if found != expected:
+        if found != expected and has_images:
             raise DataError(
                 f"{self._name} turns {expected} {IMAGE_PLACEHOLDER} into {found}",
                 where=where,

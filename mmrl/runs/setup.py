@@ -312,6 +312,7 @@ class RunSetup:
             max_bad_rows=data.max_bad_rows,
             max_images=data.max_images,
             imitates=name == "data.train" and not self.step_source.samples,
+            reads_images=self.folder.family.vision,
             name=name,
             progress=self._progress,
         )

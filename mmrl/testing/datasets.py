@@ -119,7 +119,8 @@ def _check_prompt(loader: DatasetLoader, row: int, prompt: Any) -> None:
     places = sum(message.content.count(IMAGE_PLACEHOLDER) for message in prompt.messages)
     counts = f"{places} placeholders, {len(prompt.images)} images"
     remedy = f"write one {IMAGE_PLACEHOLDER} for each image where it belongs in the text"
-    demand(places == len(prompt.images), f"each image has its {IMAGE_PLACEHOLDER}", counts, remedy)
+    fits = places == len(prompt.images) or not prompt.images  # without images they are text
+    demand(fits, f"each image has its {IMAGE_PLACEHOLDER}", counts, remedy)
     grid = ImageGrid(_GRID_FACTOR, *(DataConfig.model_fields[name].default for name in ("min_pixels", "max_pixels")))
     for image in prompt.images:
         labelled = isinstance(image.data, bytes) and isinstance(image.label, str) and image.label != ""

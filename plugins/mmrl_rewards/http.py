@@ -195,7 +195,8 @@ class Http(Reward):
     def _conversation(self, rollout: Rollout) -> list[dict[str, Any]]:
         """The chat with the completion as its last turn; the server applies the reward model's own template."""
         images = iter(rollout.images)
-        turns = [{"role": m.role, "content": self._parts(m.content, images)} for m in rollout.messages]
+        shown = self._parts if rollout.images else lambda text, images: text
+        turns = [{"role": m.role, "content": shown(m.content, images)} for m in rollout.messages]
         return [*turns, {"role": "assistant", "content": rollout.text}]
 
     def _parts(self, text: str, images: Any) -> Any:

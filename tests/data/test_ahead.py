@@ -52,6 +52,15 @@ def usable(index: int) -> bool:
     return all(index % each for each in (BAD, LONG, MANY))
 
 
+def test_some_rows_are_looked_at_for_images_that_are_spelled_and_not_there() -> None:
+    rows = [Prompt(f"r/{index}", (Message("user", "<image>?" if index % 2 else "?"),)) for index in range(200)]
+    options = {"max_prompt_tokens": 10, "max_images": 1}
+    found = PromptsAhead([DatasetRows("kit", rows)], Words(), reads_images=True, **options)  # type: ignore[arg-type]
+    (warning,) = found.warnings
+    assert "of 64 rows that were looked at spell <image>" in warning and found.warnings == [warning]
+    assert source(reads_images=True).warnings == source().warnings == []
+
+
 @pytest.mark.parametrize("ahead", [0, 5, 9])
 def test_each_step_has_its_prompts_and_rows_that_cannot_be_used_are_passed_over(ahead: int) -> None:
     prompts, told = source(), list[tuple[str, str]]()

@@ -387,7 +387,8 @@ def test_a_template_can_be_a_file(tmp_path: Path) -> None:
     ],
 )
 def test_a_template_that_fits_no_row_is_refused_with_its_key_and_what_it_may_use(template: str, message: str) -> None:
-    rows = [row(index, 1, "<image>", unit="cm") for index in range(9)]
+    image = (RawImage(b"x", "x"),)
+    rows = [replace(row(index, 1, "<image>", unit="cm"), images=image) for index in range(9)]
     with pytest.raises(DataError, match=rf"all 9 rows cannot be used.*data\.prompt_template .*{message}") as caught:
         source(rows, prompt_template=template)
     assert caught.value.where == "data.train, row train/0; row train/1; row train/2; and 6 more"
@@ -396,6 +397,7 @@ def test_a_template_that_fits_no_row_is_refused_with_its_key_and_what_it_may_use
 
 def test_a_template_that_fails_on_one_row_costs_that_row() -> None:
     rows = [row(index, 1, unit="<image>" if index == 3 else "cm") for index in range(500)]
+    rows[3] = replace(rows[3], images=(RawImage(b"x", "x"),))
     rows[7] = replace(rows[7], columns={})
     kept = source(rows, prompt_template="{{ prompt }} in {{ row.unit }}")
     assert len(kept) == 498 and contents(kept[0]) == [("user", "word in cm")]
@@ -421,6 +423,30 @@ def test_rows_without_an_image_are_told_of_where_nearly_all_have_one() -> None:
     (warning,) = source(pictured(400, *range(12))).warnings
     assert "12 of 400 rows have no image" in warning and warning.endswith("train/9, and 2 more")
     assert source(pictured(40, *range(5))).warnings == []
+
+
+def test_rows_that_spell_an_image_and_have_none_are_counted_once() -> None:
+    texts = ["Write <image> twice.", "See <image 2>.", "See <|image_3|>.", "<IMG 1>?", "an image", "<images>", "<img>"]
+    texts += ["plain"] * 8
+    rows = [Prompt(f"r{index}", (Message("user", text),)) for index, text in enumerate(texts)]
+    rows.append(replace(rows[0], id="shown", images=(RawImage(b"x", "x"),)))
+    assert source(rows).warnings == [], "to a model of text they are text like others"
+    (warning,) = source(rows, reads_images=True).warnings
+    told = "4 of 16 rows spell <image> or the like and have no image, so it is read as text: r0, r1, r2, r3"
+    assert warning == f"data.train: {told}"
+    (warning,) = source(rows[:5], reads_images=True).warnings
+    assert warning.endswith("; if there are pictures, name their column (images)")
+    assert (
+        "1 of 9 rows spells <image> or the like and has no image" in source(rows[3:12], reads_images=True).warnings[0]
+    )
+
+
+def test_a_template_may_write_a_placeholder_into_a_row_without_images() -> None:
+    spells = row(0, 1, tag="<image>")
+    found = source([spells], prompt_template="{{ prompt }} {{ row.tag }}")
+    assert found[0].messages[-1].content == "word <image>"
+    with pytest.raises(DataError, match="turns … <image> into …"):
+        source([replace(spells, images=(RawImage(b"x", "x"),))], prompt_template="{{ prompt }} {{ row.tag }}")
 
 
 def test_notes_of_a_loader_are_warnings_of_its_dataset() -> None:

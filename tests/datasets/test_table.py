@@ -230,7 +230,6 @@ def test_images_under_another_name_are_not_overlooked(tmp_path: Path) -> None:
     ("row", "message"),
     [
         ({"problem": "<image><image>", "images": [struct()], "answer": "1"}, "2 <image> and 1 images"),
-        ({"problem": "<image>", "images": [], "answer": "1"}, "1 <image> and 0 images"),
         ({"problem": None, "images": [], "answer": "1"}, "'problem' is null"),
         ({"problem": "?", "images": [], "answer": None}, "'answer' is null"),
         ({"problem": "?", "images": [None], "answer": "1"}, "image cell holds null"),

@@ -207,6 +207,27 @@ def specials_of(setting, ids):
     return [str(added[i]) for i in ids.tolist() if i in added and added[i].special]
 
 
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "internvl", "qwen3_5"])
+def test_a_placeholder_in_a_row_without_images_is_text_like_any_other(family, bench, picture):
+    setting = bench(family)
+    assert setting.folder.family.vision
+    messages = (Message("user", "A <image>?"), Message("assistant", "No <image>."), Message("user", "<image><image>"))
+    row = Prompt("row", messages, demonstration="So <image>, and <image>.")
+    encoded, decode = setting.encoder.encode(row), setting.folder.tokenizer.decode
+    said = encoded.token_ids.tolist()
+    assert setting.folder.image_token_id not in said and setting.encoder.num_tokens(row) == len(said)
+    assert decode(said).count("<image>") == 4 and not encoded.images
+    assert decode(setting.encoder.demonstrate(encoded).segments[0].token_ids).startswith("So <image>, and <image>.")
+    whole = setting.encoder.demonstrate(encoded, all_turns=True)
+    assert decode(whole.segments[0].token_ids).startswith("No <image>.")
+    assert decode(whole.token_ids).count("<image>") == 5 and setting.folder.image_token_id not in whole.token_ids
+    with pytest.raises(DataError, match="4 image tokens and 1 image"):
+        setting.encoder.encode(replace(row, images=(picture(56, 56),)))
+    turns = (Message("user", "<image>?"), Message("assistant", "7"), Message("user", "Sure?"))
+    shown = setting.encoder.encode(Prompt("row", turns, (picture(56, 56),), demonstration="Yes."))
+    assert setting.folder.image_token_id in setting.encoder.demonstrate(shown, all_turns=True).prompt.token_ids
+
+
 @pytest.mark.parametrize("as_on_hub", [False, True], ids=["", "as on the hub"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_special_tokens_in_dataset_text_are_text(family, as_on_hub, bench, picture):

@@ -62,13 +62,18 @@ class ChatTemplate:
         shown = {"tools": self._tools} if self._tools else {}
         return self._folder.fill_template(messages, add_generation_prompt=True, **shown)
 
-    def read(self, message: Message) -> Filled:
-        """A dataset's message, each ``<image>`` an image of a vision-language model."""
+    def read(self, message: Message, *, has_images: bool = True) -> Filled:
+        """A dataset's message, each ``<image>`` an image of a vision-language model.
+
+        Args:
+            has_images: False if its row has none: ``<image>`` is then a text like others.
+        """
         thought, text = self._parted(message.content) if message.role == "assistant" else (None, message.content)
-        parts = [text]
-        if self._folder.family.vision:
-            parts = [part for part in re.split(f"({re.escape(IMAGE_PLACEHOLDER)})", text) if part]
-        filled = self.message(message.role, [None if part == IMAGE_PLACEHOLDER else part for part in parts])
+        parts: list[object] = [text] if text or not self._in_parts else []
+        if self._in_parts and has_images:
+            split = re.split(f"({re.escape(IMAGE_PLACEHOLDER)})", text)
+            parts = [None if part == IMAGE_PLACEHOLDER else part for part in split if part]
+        filled = self.message(message.role, parts)
         return filled if thought is None else {**filled, "reasoning_content": self.spelled(thought)}
 
     def message(self, role: str, content: Sequence[object], *, as_text: bool = False) -> Filled:

@@ -70,10 +70,10 @@ class Encoder:
 
     def num_tokens(self, prompt: Prompt) -> int:
         sizes = [normalised_size(raw, self._media.grid) for raw in prompt.images]
-        return len(self._expand(self._tokenize(self._render(prompt), prompt.id), sizes, prompt.id))
+        return len(self._expand(self._tokenize(self._render(prompt, bool(sizes)), prompt.id), sizes, prompt.id))
 
     def encode(self, prompt: Prompt) -> EncodedPrompt:
-        text = self._render(prompt)
+        text = self._render(prompt, bool(prompt.images))
         ids = self._tokenize(text, prompt.id)
         refs = tuple(self._media.add(raw) for raw in prompt.images)
         token_ids = self._expand(ids, [(ref.width, ref.height) for ref in refs], prompt.id)
@@ -230,14 +230,14 @@ class Encoder:
         first = min(learned)
         images = iter(prompt.images)
         refs = tuple(islice(images, sum(map(self._num_images, messages[:first]))))
-        text = self._render(replace(prompt.prompt, messages=messages[:first]))
+        text = self._render(replace(prompt.prompt, messages=messages[:first]), bool(prompt.images))
         ids = self._expand(self._tokenize(text, prompt.id), [(ref.width, ref.height) for ref in refs], prompt.id)
         segments, between = list[Segment](), list[Message]()
         for place, message in enumerate(messages[first:], first):
             if place not in learned:
                 between.append(message)
                 continue
-            if self._num_images(message) and message is not messages[-1]:
+            if prompt.images and self._num_images(message) and message is not messages[-1]:
                 raise DataError(
                     "a turn of the assistant shows an image, and no policy writes images",
                     where=prompt.id,
@@ -253,7 +253,8 @@ class Encoder:
         """A row's messages between two turns of the assistant."""
         refs = tuple(islice(images, sum(map(self._num_images, messages))))
         role = messages[-1].role if messages else "user"
-        return self._inserted(turn, [self._template.read(each) for each in messages], refs, role, where)
+        read = [self._template.read(each, has_images=bool(refs)) for each in messages]
+        return self._inserted(turn, read, refs, role, where)
 
     def _num_images(self, message: Message) -> int:
         return message.content.count(IMAGE_PLACEHOLDER) if self._folder.family.vision else 0
@@ -279,14 +280,15 @@ class Encoder:
             )
         return Segment(np.array(ids, np.int32), True, np.zeros(len(ids), np.float32))
 
-    def _render(self, prompt: Prompt) -> str:
+    def _render(self, prompt: Prompt, has_images: bool) -> str:
+        """The prompt as the template writes it, each ``<image>`` an image if there are any, else text."""
         if prompt.images and not self._folder.family.vision:
             raise DataError(
                 "the row has images, and the model reads text only",
                 where=prompt.id,
                 remedy="choose a vision-language model, or a dataset without images",
             )
-        messages = [self._template.read(message) for message in self._tool_prompt.added_to(prompt)]
+        messages = [self._template.read(each, has_images=has_images) for each in self._tool_prompt.added_to(prompt)]
         try:
             return self._template.fill(messages)
         except Exception as error:  # the template is the model's: any exception is its own

@@ -57,8 +57,9 @@ def check(models: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureF
 
     def run(table: Sequence[dict[str, Any]], **sections: Any) -> tuple[int, dict[str, Any], str]:
         for index, row in enumerate(table):
-            (tmp_path / f"{index}.png").write_bytes(base64.b64decode(row["images"][0]))
-        table = [row | {"images": [f"{index}.png"]} for index, row in enumerate(table)]
+            for data in row["images"]:
+                (tmp_path / f"{index}.png").write_bytes(base64.b64decode(data))
+        table = [row | {"images": [f"{index}.png"] * len(row["images"])} for index, row in enumerate(table)]
         (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table))
         config = {
             "model": {"path": str(models("qwen2_5_vl"))},
@@ -463,6 +464,19 @@ def test_rows_without_an_image_among_others_that_have_one_are_named(check: Check
     assert without(3) == ["data.train: 1 of 20 rows has no image, as the others have: some/3"]
     assert without(3, 7) == ["data.train: 2 of 20 rows have no image, as the others have: some/3, some/7"]
     assert without(*range(10)) == [], "rows of text are meant"
+
+
+@pytest.mark.full
+def test_rows_that_spell_an_image_and_have_none_are_text_and_counted_and_others_stay_bad(check: Check) -> None:
+    table = rows()
+    for place in (2, 5, 7):
+        table[place] |= {"problem": f"What is <image> in row {place}?", "images": []}
+    table[9]["problem"] = "<image><image> What is x?"
+    code, found, error = check(table, data={"max_bad_rows": 1.0})
+    assert code == 0, error
+    (told,) = [warning for warning in found["warnings"] if "spell" in warning]
+    assert "3 of 19 rows spell <image> or the like and have no image, so it is read as text: rows/2, " in told
+    assert found["train"]["dropped"] == 1 and "The row has … <image> and … images" in found["train"]["dropped_by_cause"]
 
 
 @pytest.mark.full
