@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
@@ -17,9 +17,11 @@ from mmrl.types import (
     Content,
     EncodedPrompt,
     FloatArray,
+    ImageArray,
     ImageRef,
     Inspection,
     IntArray,
+    PreUpdateStatistics,
     Prompt,
     RolloutGroup,
     Sample,
@@ -154,6 +156,7 @@ class UpdateResult:
         notice: Words for the user on how it was taken, such as with smaller micro-batches; empty if nothing.
         flops: Operations that the own rows' passes need, see ``ops.cost``; 0 if they are not counted.
         memory_bytes: Allocated on the device at most, above what was allocated before; None if that is not known.
+        views: Each row's log-probs and entropies given its prompt's scored views, by name; none if nothing is scored.
     """
 
     metrics: Mapping[str, float]
@@ -163,6 +166,20 @@ class UpdateResult:
     notice: str = ""
     flops: int = 0
     memory_bytes: int | None = None
+    views: Sequence[Mapping[str, PreUpdateStatistics]] = ()
+
+    @classmethod
+    def of(cls, metrics: Mapping[str, float], statistics: Sequence[PreUpdateStatistics], **others: Any) -> Self:
+        """The result with the statistics of each row."""
+        views = [each.views for each in statistics] if any(each.views for each in statistics) else ()
+        of_rows = [each.logprobs for each in statistics], [each.entropy for each in statistics]
+        return cls(metrics, *of_rows, **others, views=views)
+
+    @property
+    def statistics(self) -> list[PreUpdateStatistics]:
+        """All of each row."""
+        views = self.views or [{}] * len(self.logprobs)
+        return list(map(PreUpdateStatistics, self.logprobs, self.entropies, views))
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +295,17 @@ class PromptEncoder(Protocol):
 
     def blanked(self, prompt: EncodedPrompt) -> EncodedPrompt:
         """The prompt with blank images of the same sizes, also where an environment is given those of the dataset."""
+        ...
+
+    def viewed(self, prompt: EncodedPrompt, change: Callable[[int, ImageArray], ImageArray]) -> EncodedPrompt:
+        """The prompt with other images, which have the tokens of their sizes.
+
+        Args:
+            change: The pixels in place of an image's, by its place and its own pixels.
+
+        Raises:
+            DataError: An image that it answers cannot be used.
+        """
         ...
 
     def calls(self, text: str) -> tuple[Call, ...]:

@@ -107,3 +107,19 @@ COLUMNS = (
     ),
 )
 """In the order of the records' fields."""
+
+VIEW_COLUMNS = tuple(
+    TokenColumn(
+        column.name,
+        column.known,
+        f"{column.record}_of_views",
+        f"{column.title} given a view",
+        role=POLICY,
+        need="views",
+        replayed=column.replayed,
+    )
+    for column in COLUMNS
+    if column.known == "before each update"
+)
+"""Columns that a run has for each view that is scored. ``PackedTokens.views`` and ``PreUpdateStatistics.views`` have
+them by the view's name, as have records of runs with views."""

@@ -141,6 +141,10 @@ SEEN: Sections = {
     "data": {"train": {"name": "table", "path": "seen.jsonl"}, "max_prompt_tokens": 160},
 }
 """Rows with no, one and two images."""
+VIEWS: Mapping[str, Sections] = {  # by the file, as older installations do not list them
+    "papo": {"algorithm": {"name": "import:mmrl_algorithms.papo:PAPO"}, "learner": TWICE},
+    "noisy": {"algorithm": {"name": "import:mmrl_algorithms.noisy_rollout:NoisyRollout"}, "learner": TWICE},
+}
 ADAPTERS: Sections = {
     "model": {"lora": {"rank": 4, "targets": ["language", "vision", "projector"]}},
     "algorithm": {"name": "grpo", **KL},
@@ -161,6 +165,7 @@ CASES: Mapping[str, Sections] = {
     "hf-gigpo": RUNS["gigpo"],
     "hf-sft": merged(RUNS["sft"], SEEN),
     "hf-adapters": merged(ADAPTERS, SEEN),
+    **{f"hf-{name}": merged(sections, SEEN) for name, sections in VIEWS.items()},
     "vllm-kl": merged(RUNS["kl"], SEEN),
     "vllm-dapo": RUNS["dapo"],
     "vllm-adapters": merged(ADAPTERS, SEEN),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from mmrl.cluster.calls import RankCalls
 from mmrl.cluster.files import bare, send_images
@@ -14,6 +15,8 @@ from mmrl.engine_api import Learner, NetworkFiles, UpdateResult, Way
 from mmrl.errors import MMRLError
 from mmrl.ops.packing import Item, Unit, shares_of, units_of
 from mmrl.types import FloatArray, Sample, TrainingRow
+
+T = TypeVar("T")
 
 
 class GroupLearner(Learner):
@@ -48,13 +51,18 @@ class GroupLearner(Learner):
                 self.calls.ask(node.leader, "remove_folder", node.path("saved"))
         return next(answer for answer in answers if not isinstance(answer, MMRLError))
 
-    def share(self, samples: Sequence[Sample]) -> list[list[int]]:
-        """Indices of each rank's samples."""
+    def share(self, samples: Sequence[Sample], views: Sequence[Sequence[str]] = ()) -> list[list[int]]:
+        """Indices of each rank's samples.
+
+        Args:
+            views: The views of each sample's prompt that its rank computes too; none for none of any.
+        """
 
         def cost(unit: Unit) -> float:
             return self._cost(unit, samples)
 
-        units = units_of([Item.of(sample) for sample in samples], share=self._shares_prefix)
+        forms = zip(samples, views or [()] * len(samples), strict=True)
+        units = units_of([Item.of(*each) for each in forms], share=self._shares_prefix)
         return [[i for unit in share for i in unit.indices] for share in shares_of(units, len(self.calls.nodes), cost)]
 
     def samples(self, shares: Sequence[Sequence[int]], samples: Sequence[Sample]) -> list[PackedSamples]:
@@ -62,12 +70,20 @@ class GroupLearner(Learner):
         known = {prompt: bare(prompt) for prompt in {sample.prompt for sample in samples}}
         jobs = [
             PackedSamples(
-                Sample(known[sample.prompt], sample.segments, experts=sample.experts)
+                Sample(known[sample.prompt], sample.segments, experts=sample.experts, view=sample.view)
                 for sample in (samples[index] for index in share)
             )
             for share in shares
         ]
-        own = [[ref for sample in job for ref in sample.all_images] for job in jobs]
+        own = [
+            [
+                ref
+                for sample in job
+                for form in (sample, *map(sample.seen, sample.prompt.views))
+                for ref in form.all_images
+            ]
+            for job in jobs
+        ]
         send_images(self.calls.ask, self._media, self.calls.nodes, own)
         return jobs
 
@@ -90,24 +106,25 @@ class GroupNetwork:
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         samples = [row.sample for row in rows]
-        shares = self.learner.share(samples)
+        shares = self.learner.share(samples, [row.own_views for row in rows])
         jobs = [
             PackedRows(replace(rows[index], sample=sample) for index, sample in zip(share, own, strict=True))
             for share, own in zip(shares, self.learner.samples(shares, samples), strict=True)
         ]
         results: list[UpdateResult] = self.learner.calls.all("update", self.role, each=jobs)
-        logprobs, entropies = ([getattr(each, name) for each in results] for name in ("logprobs", "entropies"))
+        statistics = _merged(shares, [each.statistics for each in results])
         peaks = [each.memory_bytes for each in results if each.memory_bytes is not None]
-        return replace(
-            results[0],
-            logprobs=_merged(shares, logprobs),
-            entropies=_merged(shares, entropies),
+        return UpdateResult.of(
+            results[0].metrics,
+            statistics,
+            fault=results[0].fault,
+            notice=results[0].notice,
             flops=sum(each.flops for each in results),
             memory_bytes=max(peaks, default=None),
         )
 
 
-def _merged(shares: Sequence[Sequence[int]], answers: Sequence[Sequence[FloatArray]]) -> list[FloatArray]:
+def _merged(shares: Sequence[Sequence[int]], answers: Sequence[Sequence[T]]) -> list[T]:
     """Answers of all ranks in the order of the samples."""
     by_index = {
         index: value

@@ -8,6 +8,7 @@ records of ``mmrl.types`` whose arrays are views, read-only ones where pickle's 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from mmrl.engine_api import SamplingRequest
 from mmrl.ops.packing import offsets
-from mmrl.types import EncodedPrompt, FloatArray, Prompt, Rollout, RolloutGroup, Sample, Segment, TrainingRow
+from mmrl.types import EncodedPrompt, FloatArray, ImageRef, Prompt, Rollout, RolloutGroup, Sample, Segment, TrainingRow
 
 Array = npt.NDArray[Any]
 
@@ -52,7 +53,7 @@ class PackedRows(list[TrainingRow]):
         names = self[0].columns if self else ()
         return _rows, (
             _pack_samples([row.sample for row in self]),
-            [(row.weight, row.constants) for row in self],
+            [(row.weight, row.constants, row.views) for row in self],
             _joined([row.mask for row in self]),
             {name: _joined([row.columns[name] for row in self], np.float32) for name in names},
         )
@@ -86,8 +87,8 @@ def _rows(samples: Any, scalars: Sequence[Any], masks: Any, columns: Mapping[str
     split = {name: _split(*packed) for name, packed in columns.items()}
     parts = zip(_samples(*samples), scalars, _split(*masks), strict=True)
     return [
-        TrainingRow(sample, weight, mask, {name: values[place] for name, values in split.items()}, constants)
-        for place, (sample, (weight, constants), mask) in enumerate(parts)
+        TrainingRow(sample, weight, mask, {name: values[place] for name, values in split.items()}, constants, views)
+        for place, (sample, (weight, constants, views), mask) in enumerate(parts)
     ]
 
 
@@ -103,28 +104,41 @@ def _pack_samples(samples: Sequence[Sample]) -> tuple[Any, ...]:
         *_pack_prompts(sample.prompt for sample in samples),
         _pack_segments(sample.segments for sample in samples),
         _pack_optional([sample.experts for sample in samples]),
+        [sample.view for sample in samples],
     )
 
 
-def _samples(prompts: Any, places: Sequence[int], segments: Any, experts: Any) -> list[Sample]:
+def _samples(prompts: Any, places: Sequence[int], segments: Any, experts: Any, views: Sequence[str]) -> list[Sample]:
     known = _prompts(*prompts)
-    parts = zip(places, _segments(*segments), _optional(experts, len(places)), strict=True)
-    return [Sample(known[place], own, experts=chosen) for place, own, chosen in parts]
+    parts = zip(places, _segments(*segments), _optional(experts, len(places)), views, strict=True)
+    return [Sample(known[place], own, experts=chosen, view=view) for place, own, chosen, view in parts]
 
 
 def _pack_prompts(prompts: Iterable[EncodedPrompt]) -> tuple[Any, list[int]]:
     """Each different object once, and the place of each prompt among them."""
     known: dict[EncodedPrompt, int] = {}
     places = [known.setdefault(prompt, len(known)) for prompt in prompts]
-    parts = [(each.prompt, each.text, each.images, each.epoch) for each in known]
+    parts = [(each.prompt, each.text, each.images, each.epoch, _pack_views(each)) for each in known]
     return (parts, *_joined([each.token_ids for each in known], np.int32)), places
 
 
-def _prompts(parts: Sequence[Any], token_ids: Array, lengths: Sequence[int]) -> list[EncodedPrompt]:
+def _pack_views(prompt: EncodedPrompt) -> list[tuple[str, tuple[ImageRef, ...], Array | None]]:
+    """Each view's name and images, and its tokens if they are not the prompt's own."""
     return [
-        EncodedPrompt(prompt=prompt, text=text, token_ids=ids, images=images, epoch=epoch)
-        for (prompt, text, images, epoch), ids in zip(parts, _split(token_ids, lengths), strict=True)
+        (name, view.images, None if np.array_equal(view.token_ids, prompt.token_ids) else view.token_ids)
+        for name, view in prompt.views.items()
     ]
+
+
+def _prompts(parts: Sequence[Any], token_ids: Array, lengths: Sequence[int]) -> list[EncodedPrompt]:
+    found = []
+    for (prompt, text, images, epoch, views), ids in zip(parts, _split(token_ids, lengths), strict=True):
+        plain = EncodedPrompt(prompt=prompt, text=text, token_ids=ids, images=images, epoch=epoch)
+        seen = {
+            name: replace(plain, images=own, token_ids=ids if others is None else others) for name, own, others in views
+        }
+        found.append(replace(plain, views=seen) if seen else plain)
+    return found
 
 
 def _pack_segments(of_samples: Iterable[Sequence[Segment]]) -> tuple[Any, ...]:

@@ -32,6 +32,8 @@ from mmrl.errors import DataError, ResourceError
 from mmrl.types import ImageRef, RawImage
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from PIL import Image as PILImage
 
 __all__ = [
@@ -110,6 +112,22 @@ class MediaStore:
         from PIL import Image
 
         return replace(self._keep(Image.new("RGB", (ref.width, ref.height), MID_GREY)), file_size=ref.file_size)
+
+    def view(self, ref: ImageRef, pixels: npt.NDArray[np.uint8]) -> ImageRef:
+        """The reference of other pixels (H, W, 3) for those behind ``ref``, normalised if they have another size.
+
+        Raises:
+            DataError: The image cannot be used.
+            ResourceError: The file cannot be written.
+        """
+        from PIL import Image
+
+        image = Image.fromarray(pixels)
+        if image.size != (ref.width, ref.height):
+            file = io.BytesIO()
+            image.save(file, "PNG", compress_level=1)
+            image = normalise(RawImage(file.getvalue(), label=f"a view of {ref.path}"), self.grid)
+        return replace(self._keep(image), file_size=ref.file_size)
 
     def load(self, ref: ImageRef) -> PILImage.Image:
         """The pixels behind a reference; shared, so do not draw on them.

@@ -99,5 +99,10 @@ def request_seed(run_seed: int, epoch: int, prompt_id: str, attempt: int) -> int
     return _hash(f"{run_seed}/{epoch}/{attempt}/{prompt_id}", 8) % 2**62 // MAX_GROUP_SIZE * MAX_GROUP_SIZE
 
 
+def view_seed(run_seed: int, epoch: int, prompt_id: str, view: str, place: int) -> int:
+    """The seed of a view of the image at this place of a prompt."""
+    return _hash(f"view/{run_seed}/{epoch}/{view}/{place}/{prompt_id}", 8)
+
+
 def _hash(text: str, num_bytes: int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=num_bytes).digest(), "big")

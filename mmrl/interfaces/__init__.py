@@ -42,6 +42,7 @@ from mmrl.interfaces.plugins import (
     served_needs,
 )
 from mmrl.interfaces.rewards import Reward, Scores
+from mmrl.interfaces.views import View
 
 __all__ = [
     "API_VERSION",
@@ -75,6 +76,7 @@ __all__ = [
     "Tool",
     "ToolError",
     "Tracker",
+    "View",
     "served_needs",
     "tool",
 ]

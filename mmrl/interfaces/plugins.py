@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, get_args
 from pydantic import BaseModel, ConfigDict
 
 from mmrl.errors import contract_error, plugin_errors
+from mmrl.interfaces.views import View
 from mmrl.token_columns import COLUMNS, POLICY, TokenColumn
 from mmrl.types import (
     Batch,
@@ -154,6 +155,8 @@ class Needs:
         last_state: Rows keep the last token of their completion; ``Batch.final_values``.
         all_turns: Every turn of the assistant after the first question that is not empty is learned where a
             demonstration is a conversation, and not the last one alone.
+        views: Second forms of the prompts' images: ``PackedTokens.views`` has what the policy makes of those that are
+            scored, and a part of each group is sampled from the others.
     """
 
     reference_logprobs: bool = False
@@ -168,6 +171,7 @@ class Needs:
     whole_groups: bool = False
     last_state: bool = False
     all_turns: bool = False
+    views: tuple[View, ...] = ()
 
     def columns(self, updates: int) -> tuple[TokenColumn, ...]:
         """The token columns that a run has, the same in all of its steps.
@@ -186,6 +190,11 @@ class Needs:
     def roles(self) -> tuple[str, ...]:
         """The roles of the networks that compute these columns, the policy first."""
         return tuple(dict.fromkeys([POLICY, *(column.role for column in self.columns(1) if column.role)]))
+
+    @property
+    def scored_views(self) -> dict[str, bool]:
+        """The views that are scored, by name; True with a gradient."""
+        return {view.name: view.gradient for view in self.views if view.scored}
 
     @property
     def unserved(self) -> tuple[str, ...]:

@@ -45,6 +45,25 @@ def reward_metrics(batch: Batch, accuracy_of: str) -> dict[str, float]:
     }
 
 
+def view_metrics(batch: Batch, with_views: float | None) -> dict[str, float]:
+    """``views/*`` of a step's rollouts; none if no prompt has views.
+
+    - ``views/prompts_fraction``: groups whose prompts have images, and so have views.
+    - ``views/<name>_reward_mean``, ``views/own_reward_mean``: of the weighted sums over valid rollouts that were
+      sampled from the view, and from prompts themselves, where any was sampled from a view.
+
+    Args:
+        with_views: The share of groups whose prompts have views; None if none has.
+    """
+    found = {} if with_views is None else {"views/prompts_fraction": with_views}
+    if batch.sampled_from is not None:
+        names = np.array(batch.sampled_from)
+        for name in dict.fromkeys(sorted(batch.sampled_from)):
+            if len(rewards := batch.rewards[batch.valid & (names == name)]):
+                found[f"views/{name or 'own'}_reward_mean"] = float(rewards.mean())
+    return found
+
+
 def _greedy_metrics(batch: Batch) -> dict[str, float]:
     if batch.greedy_components is None:
         return {}

@@ -18,7 +18,18 @@ from mmrl.interfaces import Aggregation, Algorithm
 from mmrl.ops.absent import absent_columns
 from mmrl.ops.aggregation import sequence_weights
 from mmrl.token_columns import COLUMNS
-from mmrl.types import Batch, BoolArray, Credit, FloatArray, IntArray, PackedTokens, Sample, TokenLoss, TrainingRow
+from mmrl.types import (
+    Batch,
+    BoolArray,
+    Credit,
+    FloatArray,
+    IntArray,
+    PackedTokens,
+    PackedView,
+    Sample,
+    TokenLoss,
+    TrainingRow,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +153,7 @@ def training_rows(
     aggregation: Aggregation,
     indices: Sequence[int],
     constants: Mapping[str, float] = MappingProxyType({}),
+    views: Mapping[str, bool] = MappingProxyType({}),
 ) -> dict[int, TrainingRow]:
     """The rows of one optimizer step by their index in the batch, weighted.
 
@@ -150,9 +162,10 @@ def training_rows(
     Args:
         columns: B arrays (T_i,) by name, as ``columns_before``.
         indices: The part of the batch that this optimizer step sees; the weights span just that part.
+        views: The views that the run scores, by name; True with a gradient.
     """
     weights = sequence_weights(aggregation, [masks[i] for i in indices], group_ids[list(indices)])
-    numbers = dict(constants)  # they travel
+    numbers, scored = dict(constants), dict(views)  # they travel
     return {
         i: TrainingRow(
             sample=samples[i],
@@ -160,19 +173,30 @@ def training_rows(
             mask=masks[i],
             columns={name: values[i] for name, values in columns.items()},
             constants=numbers,
+            views=scored,
         )
         for i, weight in zip(indices, weights, strict=True)
         if weight > 0
     }
 
 
+def seen_samples(rows: Sequence[TrainingRow]) -> list[Sample]:
+    """The samples whose log-probs a loss takes: the rows', and after all of these each row's in its scored views."""
+    return [*(row.sample for row in rows), *(row.sample.seen(name) for row in rows for name in row.own_views)]
+
+
 def pack_tokens(rows: Sequence[TrainingRow], logprobs_T: torch.Tensor, entropy_T: torch.Tensor) -> PackedTokens:
     """The rows' completion tokens in packed order, with zeros in place of masked ones.
 
     Args:
-        logprobs_T: The rows' current log-probs, concatenated.
+        logprobs_T: Current log-probs of ``seen_samples``, concatenated.
         entropy_T: Likewise the entropies.
     """
+    count = sum(len(row.mask) for row in rows)
+    (logprobs_T, *seen), (entropy_T, *seen_entropy) = (
+        values_T.split([count, *(len(row.mask) for row in rows for _ in row.own_views)])
+        for values_T in (logprobs_T, entropy_T)
+    )
     mask_T = torch.from_numpy(np.concatenate([row.mask for row in rows])).to(logprobs_T.device)
 
     def pack(arrays: Sequence[FloatArray]) -> torch.Tensor:
@@ -188,13 +212,53 @@ def pack_tokens(rows: Sequence[TrainingRow], logprobs_T: torch.Tensor, entropy_T
     packed |= {name: pack([getattr(row.sample, name) for row in rows]) for name in sampled}
     packed |= {name: pack([row.columns[name] for row in rows]) for name in rows[0].columns}
     lengths = torch.tensor([len(row.mask) for row in rows], device=logprobs_T.device)
+    if any(row.sample.view for row in rows):
+        from_view_T = torch.tensor([bool(row.sample.view) for row in rows], device=lengths.device)
+        from_view_T = torch.repeat_interleave(from_view_T, lengths)
+        packed |= {name: torch.where(from_view_T, packed["old_logprobs"], packed[name]) for name in sampled}
     return PackedTokens(
         mask_T=mask_T,
         sequence_T=torch.repeat_interleave(torch.arange(len(rows), device=logprobs_T.device), lengths),
         num_sequences=len(rows),
         constants=rows[0].constants,
+        views=_packed_views(rows, mask_T, (logprobs_T, entropy_T), (seen, seen_entropy)),
         **{f"{name}_T": values_T for name, values_T in packed.items()},
     )
+
+
+_Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def _packed_views(
+    rows: Sequence[TrainingRow],
+    mask_T: torch.Tensor,
+    own: _Pair,
+    seen: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]],
+) -> dict[str, PackedView]:
+    """``PackedTokens.views``.
+
+    Args:
+        own: Log-probs and entropies given the prompts themselves.
+        seen: Likewise given the views, one after the other of each row.
+    """
+    if not (views := rows[0].views):
+        return {}
+    lengths = [len(row.mask) for row in rows]
+    first = [values_T.detach().split(lengths) for values_T in own]
+    places = iter(range(len(seen[0])))
+    place_of = {(i, name): next(places) for i, row in enumerate(rows) for name in row.own_views}
+    found = {}
+    for name, has_gradient in views.items():
+        parts = []
+        for one, other in zip(first, seen, strict=True):
+            values_T = torch.cat(
+                [other[place_of[i, name]] if (i, name) in place_of else one[i] for i in range(len(rows))]
+            )
+            values_T = values_T if has_gradient else values_T.detach()
+            parts.append(torch.where(mask_T, values_T, torch.zeros_like(values_T)))
+        present = [torch.full((n,), (i, name) in place_of, device=mask_T.device) for i, n in enumerate(lengths)]
+        found[name] = PackedView(parts[0], parts[1], torch.cat(present))
+    return found
 
 
 def partial_loss(
@@ -204,7 +268,7 @@ def partial_loss(
 
     Args:
         rows: At least one.
-        logprobs_T: The rows' current log-probs, concatenated; likewise ``entropy_T``.
+        logprobs_T: Current log-probs of ``seen_samples``, concatenated; likewise ``entropy_T``.
     """
     tokens = pack_tokens(rows, logprobs_T, entropy_T)
     hint = functools.partial(absent_columns, algorithm, tokens)

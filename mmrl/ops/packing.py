@@ -44,19 +44,26 @@ class Item:
         prompt: Equal for samples that may share their prompt.
         prompt_tokens: At least 1.
         completion_tokens: At least 1.
+        forms: Times that it is in the row: once, and once for each view of its prompt.
     """
 
     prompt: Hashable
     prompt_tokens: int
     completion_tokens: int
+    forms: int = 1
 
     @classmethod
-    def of(cls, sample: Sample) -> Self:
-        """The item of a sample with tokens. Prompts with the same tokens and images share one key."""
+    def of(cls, sample: Sample, views: Sequence[str] = ()) -> Self:
+        """The item of a sample with tokens. Prompts with the same tokens and images share one key.
+
+        Args:
+            views: Views of its prompt, in each of which it is in the row too.
+        """
         assert len(sample.token_ids), "a sample without tokens cannot be packed"
         prompt = sample.prompt
-        key = prompt.token_ids.tobytes(), tuple(ref.hash for ref in prompt.images)
-        return cls(key, len(prompt.token_ids), len(sample.token_ids))
+        forms = [prompt, *(prompt.views[name] for name in views)]
+        key = prompt.token_ids.tobytes(), *(tuple(ref.hash for ref in form.images) for form in forms)
+        return cls(key, len(prompt.token_ids), len(sample.token_ids), len(forms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,27 +74,34 @@ class Unit:
         indices: The samples' indices.
         prompt_tokens: Tokens of their prompt.
         completions: Each completion's tokens in the row: all but the last, which predicts nothing.
+        forms: Times that all of this is in the row; the forms share nothing, and are never in two rows.
     """
 
     indices: tuple[int, ...]
     prompt_tokens: int
     completions: tuple[int, ...]
+    forms: int = 1
+
+    @property
+    def length(self) -> int:
+        """Tokens of one form."""
+        return self.prompt_tokens + sum(self.completions)
 
     @property
     def tokens(self) -> int:
         """Tokens in the row."""
-        return self.prompt_tokens + sum(self.completions)
+        return self.forms * self.length
 
     @property
     def predicted(self) -> int:
         """Completion tokens; a position that predicts one of the policy's meets the head."""
-        return sum(self.completions) + len(self.completions)
+        return self.forms * (sum(self.completions) + len(self.completions))
 
     def spans(self, start: int) -> list[Span]:
-        """Spans of a unit that begins at ``start``: the prompt, then each completion, empty ones too. A single
+        """Spans of a form that begins at ``start``: the prompt, then each completion, empty ones too. A single
         completion continues the prompt's span."""
         if len(self.completions) == 1:
-            return [Span(start, self.tokens)]
+            return [Span(start, self.length)]
         starts = [start + self.prompt_tokens + offset for offset in offsets(self.completions)]
         spans = [
             Span(first, length, start, self.prompt_tokens)
@@ -99,12 +113,12 @@ class Unit:
         """Two units of half of the completions each."""
         middle = len(self.indices) // 2
         parts = slice(middle), slice(middle, None)
-        return [Unit(self.indices[part], self.prompt_tokens, self.completions[part]) for part in parts]
+        return [Unit(self.indices[part], self.prompt_tokens, self.completions[part], self.forms) for part in parts]
 
     @property
     def pairs(self) -> int:
         """Pairs of a query and a key in its attention."""
-        return sum(span.pairs for span in self.spans(0))
+        return self.forms * sum(span.pairs for span in self.spans(0))
 
 
 def units_of(items: Sequence[Item], budget: int | None = None, *, share: bool = True) -> list[Unit]:
@@ -119,10 +133,12 @@ def units_of(items: Sequence[Item], budget: int | None = None, *, share: bool = 
         groups.setdefault(item.prompt if share else index, []).append(index)
     units = []
     for members in groups.values():
-        prompt = items[members[0]].prompt_tokens
+        prompt, forms = items[members[0]].prompt_tokens, items[members[0]].forms
         lengths = [items[index].completion_tokens - 1 for index in members]
-        parts = [range(len(members))] if budget is None else map(sorted, first_fit(lengths, budget - prompt))
-        units += [Unit(tuple(members[i] for i in part), prompt, tuple(lengths[i] for i in part)) for part in parts]
+        parts = [range(len(members))] if budget is None else map(sorted, first_fit(lengths, budget // forms - prompt))
+        units += [
+            Unit(tuple(members[i] for i in part), prompt, tuple(lengths[i] for i in part), forms) for part in parts
+        ]
     return units
 
 

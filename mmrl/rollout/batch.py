@@ -57,6 +57,12 @@ class SampledStep:
         return len(self.learned) == len(self.groups) and all(map(operator.is_, self.learned, self.groups))
 
     @property
+    def with_views(self) -> float | None:
+        """The share of its groups whose prompts have views; None if none has."""
+        found = [bool(group.group.prompt.views) for group in self.groups]
+        return float(np.mean(found)) if any(found) else None
+
+    @property
     def rounds(self) -> int:
         """Times that prompts were sampled."""
         return len({group.place[0] for group in self.groups if group.place})
@@ -101,6 +107,7 @@ def batch_of(
         if greedy
         else None,
         **(turns_of(rollouts) if has_episodes(rollouts) else {}),
+        sampled_from=[rollout.view for rollout in rollouts] if any(rollout.view for rollout in rollouts) else None,
     )
 
 

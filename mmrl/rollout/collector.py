@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +16,8 @@ from mmrl.config.sections import Config
 from mmrl.data.order import request_seed
 from mmrl.engine_api import Sampler, SamplingRequest
 from mmrl.errors import ConfigError, MMRLError, plugin_errors
-from mmrl.interfaces import Algorithm
+from mmrl.interfaces import Algorithm, Needs
+from mmrl.interfaces.views import members_of_views
 from mmrl.ops import metrics
 from mmrl.rollout.batch import SampledStep, batch_of, rollouts_of, weights_of, with_greedy
 from mmrl.rollout.episodes.failures import CallTally
@@ -23,6 +25,7 @@ from mmrl.rollout.episodes.player import EpisodePlayer
 from mmrl.rollout.episodes.scoring import EpisodeScoring, score_episodes
 from mmrl.rollout.rewards.failures import Failure, Failures, describe
 from mmrl.rollout.rewards.scorer import Scorer, Scoring
+from mmrl.rollout.view_sampling import sampled_groups
 from mmrl.system.clock import Clock
 from mmrl.types import Batch, EncodedPrompt, RolloutGroup, ScoredGroup
 
@@ -122,7 +125,7 @@ class Collector:
                     break
                 with clock.phase("prompts"):
                     prompts = [replace(prompt, epoch=epoch) for epoch, prompt in draw(left)]
-                found = self._round(sampling, prompts, needs.greedy_rollout)
+                found = self._round(sampling, prompts, needs)
                 with clock.phase("credit"):
                     kept = select(algorithm, found) if needs.refill else [True] * len(found)
                 pairs = enumerate(zip(found, kept, strict=True))
@@ -187,16 +190,17 @@ class Collector:
         self,
         sampling: _Sampling,
         prompts: Sequence[EncodedPrompt],
-        needs_greedy: bool,
+        needs: Needs,
     ) -> list[ScoredGroup]:
         """One scored group for each prompt, in that order, each with its greedy rollout if that is wanted."""
         size, temperature = self._config.sampler.group_size, self._config.sampler.temperature
         requests = [self._request(prompt, "", size, temperature) for prompt in prompts]
-        if not needs_greedy:
-            return self._generate_and_score(sampling, requests)
+        members = members_of_views(needs.views, size)
+        if not needs.greedy_rollout:
+            return self._generate_and_score(sampling, requests, members=members)
         # In the same call, so that both share the batch and the prompt's cached prefix.
         requests += [self._request(prompt, "greedy/", 1, 0.0) for prompt in prompts]
-        scored = self._generate_and_score(sampling, requests, num_groups=len(prompts))
+        scored = self._generate_and_score(sampling, requests, num_groups=len(prompts), members=members)
         return [with_greedy(*pair) for pair in zip(scored[: len(prompts)], scored[len(prompts) :], strict=True)]
 
     def _request(
@@ -222,14 +226,20 @@ class Collector:
 
     @contextmanager
     def _groups(
-        self, sampling: _Sampling, requests: Sequence[SamplingRequest], namespace: str
+        self,
+        sampling: _Sampling,
+        requests: Sequence[SamplingRequest],
+        namespace: str,
+        members: Mapping[str, int],
+        num_groups: int,
     ) -> Iterator[Iterator[tuple[int, RolloutGroup]]]:
         """Groups as they finish: completions, or episodes.
 
         Episodes of a prompt have environments of one seed, the greedy one's too; ``namespace`` keeps evaluation apart.
         """
         if self._player is None:
-            yield sampling.sampler.generate(requests)
+            sampler = sampling.sampler
+            yield sampled_groups(sampler, requests, members, num_groups) if members else sampler.generate(requests)
             return
         assert sampling.calls is not None
         prompts = [request.prompt for request in requests]
@@ -256,15 +266,20 @@ class Collector:
         keep: Keep | None = None,
         *,
         num_groups: int | None = None,
+        members: Mapping[str, int] = MappingProxyType({}),
     ) -> list[ScoredGroup]:
-        """Scored groups in the order of their requests; those from ``num_groups`` on are greedy rollouts of others."""
+        """Scored groups in the order of their requests; those from ``num_groups`` on are greedy rollouts of others.
+
+        Args:
+            members: Rollouts of each group by the view that they are sampled from.
+        """
         num_groups = len(requests) if num_groups is None else num_groups
         clock, failures = sampling.clock, sampling.failures
         failures.expect(sum(request.num_samples for request in requests))
         known, scores = len(failures.since(0)), _Scores(failures, keep)
         generated, before = dict[int, RolloutGroup](), list(self.generated)
         try:
-            with clock.phase("generate"), self._groups(sampling, requests, namespace) as groups:
+            with clock.phase("generate"), self._groups(sampling, requests, namespace, members, num_groups) as groups:
                 for index, group in groups:
                     clock.count("generate", sum(len(rollout.token_ids) for rollout in group.rollouts))
                     if index < num_groups:
@@ -368,9 +383,9 @@ def step_metrics(found: SampledStep, batch: Batch, accuracy_of: str | None, *, r
         accuracy_of: The reward component that tells right from wrong; None where nothing is scored.
         refills: True if the algorithm may reject groups.
     """
-    values = metrics.length_metrics(batch.masks, batch.truncated)
+    values = metrics.length_metrics(batch.masks, batch.truncated) | metrics.view_metrics(batch, found.with_views)
     if found.is_given:
-        return values
+        return {**values, **found.stats}
     assert accuracy_of is not None, "what is sampled is scored"
     values = {**values, **metrics.reward_metrics(batch, accuracy_of), **found.stats}
     return values | (metrics.refill_metrics([group.kept for group in found.groups], found.rounds) if refills else {})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mmrl.config.sections import Config
 from mmrl.data.prompts import PromptSource
 from mmrl.errors import ConfigError
-from mmrl.interfaces import Needs
+from mmrl.interfaces import Algorithm, Needs, View
+from mmrl.interfaces.views import members_of_views, try_views
 
 if TYPE_CHECKING:
     from mmrl.engine.network.folder import ModelFolder
@@ -49,6 +50,41 @@ def check_demonstrations(config: Config) -> None:
             f"learner.minibatches is {config.learner.minibatches}, but a step has fewer demonstrations",
             where=f"trainer.prompts_per_step: {config.trainer.prompts_per_step}",
             remedy="lower learner.minibatches",
+        )
+
+
+def check_views(config: Config, algorithm: Algorithm, views: Sequence[View]) -> None:
+    """See that the run can have the algorithm's views; each is tried on made-up images.
+
+    Raises:
+        PluginError: A view fails, or changes the size of an image though the algorithm compares token by token.
+    """
+    name, sampled = config.algorithm.name, [view for view in views if view.sampled]
+    if sampled and config.environment is not None:
+        raise ConfigError(
+            f"algorithm {name!r} samples from view {sampled[0].name!r} of a prompt, and episodes are played on the "
+            "prompt's own images",
+            where="environment",
+            remedy="remove environment, or choose an algorithm that samples from no view",
+        )
+    try:
+        members_of_views(views, config.sampler.group_size)
+    except ValueError as error:
+        raise ConfigError(
+            str(error),
+            where=f"sampler.group_size: {config.sampler.group_size}",
+            remedy=f"raise sampler.group_size, or change the share that {name!r} samples from its view",
+        ) from error
+    try_views(algorithm, views, config.trainer.steps)
+
+
+def check_reads_images(config: Config, folder: ModelFolder, views: Sequence[View]) -> None:
+    """See that the model reads images if the algorithm needs views of them."""
+    if views and not folder.family.vision:
+        raise ConfigError(
+            f"algorithm {config.algorithm.name!r} needs views of images, and the model reads text only",
+            where=f"model.path: {config.model.path}",
+            remedy="choose a vision-language model, or another algorithm",
         )
 
 

@@ -80,6 +80,7 @@ class RunSetup:
             checks.check_rollouts(self.config, needs)
         else:
             checks.check_demonstrations(self.config)
+        checks.check_views(self.config, algorithm, needs.views)
         return algorithm
 
     @property
@@ -195,6 +196,7 @@ class RunSetup:
     def prompts(self) -> PromptSource:
         """The training prompts, however few."""
         data, scored = self.config.data, self.step_source.samples
+        checks.check_reads_images(self.config, self.folder, self.algorithm.needs().views)
         source = self._source((data.train, *data.mix), "data.train", scored=scored)
         checks.check_reward_sources(self.config, source, lambda: self.evaluations.values())
         return source

@@ -52,7 +52,7 @@ class LogprobCheck:
         Raises:
             NumericsError: They are too far apart.
         """
-        if not (chosen := _chosen(rollouts)):  # the environment failed at once
+        if not (chosen := _chosen(list(map(_as_sampled, rollouts)))):  # the environment failed at once
             return
         first = _computed(chosen, engine)
         self._judge_learner(first)
@@ -67,13 +67,17 @@ class LogprobCheck:
     def check_step(self, step: int, groups: Sequence[CreditedGroup]) -> dict[str, float]:
         """Metrics of sampler against learner on the sampled groups that were trained on; none without any.
 
+        Rollouts from a view are left out: the learner has computed them given the prompt itself.
+
         Raises:
             NumericsError: They are too far apart.
         """
         if not (trained := [group for group in groups if not group.scored.is_given]):
             return {}
-        rollouts = [rollout for group in trained for rollout in group.scored.rollouts]
-        gap = gap_of(rollouts, sampled(rollouts), [each for group in trained for each in group.logprobs])
+        pairs = [pair for group in trained for pair in zip(group.scored.rollouts, group.logprobs, strict=True)]
+        pairs = [(rollout, learner) for rollout, learner in pairs if not rollout.view]
+        rollouts = [rollout for rollout, _ in pairs]
+        gap = gap_of(rollouts, sampled(rollouts), [learner for _, learner in pairs])
         self._judge(f"sampler and learner disagree in step {step}", gap, self._limits)
         return metrics.mismatch_metrics(gap)
 
@@ -170,6 +174,11 @@ class _First:
         few = self.samples[: len(self.wide)]
         sampler = gap_of(few, self.wide, sampled(few)).abs_mean
         return f"; in a wider type, the sampler is off by {sampler:.2e} and the learner by {self.noise.abs_mean:.2e}"
+
+
+def _as_sampled(rollout: Rollout) -> Rollout:
+    """The rollout with the prompt that the sampler has read: a view, where it was sampled from one."""
+    return replace(rollout, prompt=rollout.prompt.views[rollout.view], view="") if rollout.view else rollout
 
 
 def _chosen(samples: Sequence[Rollout]) -> list[Rollout]:

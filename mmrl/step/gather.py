@@ -16,6 +16,7 @@ from mmrl.errors import MMRLError, NumericsError, plugin_errors
 from mmrl.interfaces import Algorithm
 from mmrl.rollout.batch import SampledStep
 from mmrl.rollout.collector import Collector
+from mmrl.step.views import ViewMaker
 from mmrl.system.clock import Clock
 from mmrl.types import GIVEN, CreditedGroup, EncodedPrompt, Prompt, Rollout, RolloutGroup, Sample, ScoredGroup
 
@@ -48,6 +49,7 @@ class Source(ABC):
     ) -> None:
         self._config, self._algorithm, self._encoder = config, algorithm, encoder
         self._collector, self._event = collector, event
+        self._views = ViewMaker(config, algorithm, encoder)
         self.carried: list[ScoredGroup] = []
 
     @abstractmethod
@@ -74,8 +76,14 @@ class Given(Source):
     def gather(self, step: int, draw: Draw, clock: Clock) -> SampledStep:
         with clock.phase("prompts"):
             drawn = draw(self._config.trainer.prompts_per_step)
-        groups = [demonstrated(sample, epoch, place) for place, (epoch, sample) in enumerate(drawn)]
-        return SampledStep(step, GIVEN, groups, learned=groups)
+            samples = [(epoch, self._seen(sample, epoch, step)) for epoch, sample in drawn]
+        groups = [demonstrated(sample, epoch, place) for place, (epoch, sample) in enumerate(samples)]
+        return SampledStep(step, GIVEN, groups, self._views.metrics(step), learned=groups)
+
+    def _seen(self, sample: Sample, epoch: int, step: int) -> Sample:
+        """The demonstration with the views of its prompt."""
+        prompt = self._views(replace(sample.prompt, epoch=epoch), step)
+        return replace(sample, prompt=prompt) if prompt.views else sample
 
 
 class Rollouts(Source):
@@ -89,14 +97,18 @@ class Rollouts(Source):
     def gather(self, step: int, draw: Draw, clock: Clock) -> SampledStep:
         count = self._config.trainer.prompts_per_step
         carried, self.carried = self.carried, []
+
+        def seen(number: int) -> Sequence[tuple[int, EncodedPrompt]]:
+            return [(epoch, self._views(replace(prompt, epoch=epoch), step)) for epoch, prompt in draw(number)]
+
         try:
-            found = self._collector.training_groups(step, self._algorithm, draw, count - len(carried), clock)
+            found = self._collector.training_groups(step, self._algorithm, seen, count - len(carried), clock)
         except MMRLError as error:  # such as too many failures of rewards
             if not (lost := self._collector.generated):
                 raise
             unscored = [_unscored(group, (0, place)) for place, group in enumerate(lost)]
             return SampledStep(step, lost[0].rollouts[0].weight_version, unscored, fault=error)
-        found = replace(found, learned=[*carried, *found.learned])
+        found = replace(found, learned=[*carried, *found.learned], stats={**found.stats, **self._views.metrics(step)})
         if len(found.learned) < count:
             found = self._starved(found)
         if found.fault is None and not any(group.valid.any() for group in found.groups):

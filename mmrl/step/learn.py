@@ -129,9 +129,9 @@ def learn(
     Raises:
         PluginError: The algorithm fails.
     """
-    samples = rollouts_of(groups)
+    samples, needs = rollouts_of(groups), algorithm.needs()
     batch = batch_of(groups, settings.weights, settings.penalties) if batch is None else batch
-    batch = _with_columns(batch, samples, algorithm.needs().columns(settings.num_updates), learner)
+    batch = _with_columns(batch, samples, needs.columns(settings.num_updates), learner)
     yield Update("logprob")
     credit = assign_credit(algorithm, batch)
     masks = loss_masks(batch, credit)
@@ -145,6 +145,7 @@ def learn(
         batch.group_ids,
         algorithm.aggregation.with_default(settings.max_tokens),
         constants=credit.constants,
+        views=needs.scored_views,
     )
     means, logprobs, updates = yield from _optimizer_steps(samples, batch, rows_of, learner, settings)
     values = {**means, **credit.metrics, **metrics.advantage_metrics(masks, columns["advantages"])}
@@ -227,10 +228,10 @@ def _optimizer_steps(
                     logprobs[index] = np.zeros(0, np.float32)
         else:
             steps.append(result.metrics)
-            for index, *values in zip(rows, result.logprobs, result.entropies, strict=True):
-                updates[index].append(PreUpdateStatistics(*values))
+            for index, values in zip(rows, result.statistics, strict=True):
+                updates[index].append(values)
                 if batch.old_logprobs is None:
-                    logprobs[index] = values[0]
+                    logprobs[index] = values.logprobs
         yield Update("update", list(rows.values()), result, len(steps))
     means = metrics.average(steps) | {"policy/skipped_updates": float(skipped)}
     means |= {"perf/update_memory_bytes_max": max(memory)} if memory else {}

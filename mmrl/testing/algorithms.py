@@ -13,6 +13,7 @@ import numpy as np
 
 from mmrl.errors import PluginError, plugin_errors
 from mmrl.interfaces import Aggregation, Algorithm, Needs, RunFacts, served_needs
+from mmrl.interfaces.views import try_views
 from mmrl.ops.objective import credit_of
 from mmrl.plugin_host import registry
 from mmrl.policy_gradient import PolicyGradient
@@ -44,7 +45,8 @@ def check_algorithm(
     change nothing; the same batch gives the same numbers, and is not modified; only what ``needs`` asks for is used;
     there is a gradient at all; ``loss`` knows of ``credit`` only what its Credit says; an algorithm that takes over the
     ``state`` of one that has seen steps goes on as that one does, and JSON can hold it; ``select`` is there only where
-    ``needs`` has ``refill``, and answers one bool for each group, whatever invalid rollouts are worth.
+    ``needs`` has ``refill``, and answers one bool for each group, whatever invalid rollouts are worth; a view answers
+    an image, the same to the same seed, in its size if it is scored, and leaves the given one as it is.
 
     Args:
         algorithm: A registered name, a class, or an algorithm, which is copied and left as it is.
@@ -102,6 +104,7 @@ class _Subject:
         if not isinstance(self.needs, Needs):
             raise broken(algorithm, "needs() answers Needs", repr(self.needs), "return mmrl.interfaces.Needs(...)")
         served_needs(algorithm)
+        try_views(algorithm, self.needs.views, steps=7)
         if type(algorithm).select not in (Algorithm.select, PolicyGradient.select) and self._never_refills():
             remedy = "let needs() return Needs(refill=Refill(...))"
             raise broken(algorithm, "select is asked", "needs() has no refill, whatever the options", remedy)
@@ -142,7 +145,8 @@ class _Subject:
                 raise broken(self.algorithm, rule, shown(error), remedy) from error
             raise failed(self.algorithm, rule, error, self._remedy(error)) from error
         self._check_finite(case, result, remedy)
-        if result.grad_entropy.any() and not self.needs.entropy_gradient:
+        of_entropy = [result.grad_entropy, *(each["entropy"] for each in result.grad_views.values())]
+        if any(each.any() for each in of_entropy) and not self.needs.entropy_gradient:
             rule = f"only fields that needs() asks for are used ({case})"
             found = "the loss has a gradient with respect to entropy_T, which has none in a run"
             raise broken(self.algorithm, rule, found, "return Needs(entropy_gradient=True), or use entropy_T.detach()")
@@ -151,13 +155,15 @@ class _Subject:
     def _remedy(self, error: PluginError) -> str:
         if isinstance(error.__cause__, KeyError):
             names = ", ".join(self.rewards)
-            return f"the components here are {names}: name others with rewards=(...), and constants in Credit.constants"
+            return (
+                f"the components here are {names}: name others with rewards=(...), constants in Credit.constants, and "
+                "views in Needs(views=...)"
+            )
         return "make the hook answer for such a batch"
 
     def _check_finite(self, case: str, result: Replay, remedy: str) -> None:
         bound = "bound exponents, as the losses of mmrl.ops.surrogate do, and divide by nothing that can be 0"
-        for name in _FIELDS:
-            values = np.asarray(getattr(result, name))
+        for name, values in _numbers(result).items():
             bad = np.argwhere(~np.isfinite(values))
             if len(bad):
                 place = bad[0].tolist()
@@ -284,10 +290,19 @@ class _Subject:
                 raise broken(self.algorithm, rule, told, "look at group.rewards and components where group.valid alone")
 
 
+def _numbers(result: Replay) -> dict[str, Any]:
+    """The arrays of a result by name."""
+    of_views = result.grad_views.items()
+    return {name: np.asarray(getattr(result, name)) for name in _FIELDS} | {
+        f"grad_views[{view!r}][{key!r}]": values for view, arrays in of_views for key, values in arrays.items()
+    }
+
+
 def _difference(expected: Replay, found: Replay, rows: Any) -> str | None:
     """The first number that differs; ``rows`` gives the original places of the rows of ``found``."""
-    for name in _FIELDS:
-        one, other = np.asarray(getattr(expected, name)), np.asarray(getattr(found, name))
+    others = _numbers(found)
+    for name, one in _numbers(expected).items():
+        other = others[name]
         one = one[rows] if one.ndim else one
         if one.ndim == 2:  # padding, if it differs
             other = other[:, : one.shape[1]]

@@ -17,7 +17,7 @@ from mmrl.types import ENVIRONMENT
 
 _GROUPS = {401: 4, 17: 3, 93: 4, 5: 2, 230: 1}
 """Sizes by id. The ids say nothing, as in a run."""
-_EQUAL_GROUP, _FAILED_GROUP, _SINGLE_GROUP = 17, 93, 230
+_EQUAL_GROUP, _FAILED_GROUP, _SINGLE_GROUP, _TEXT_GROUP = 17, 93, 230, 5
 _LONGEST = 8
 
 
@@ -76,7 +76,21 @@ def random_batch(
         batch |= _turns(rng, lengths_B, valid_B, binary_rewards=binary_rewards)
         batch["components"] = {**named, ENVIRONMENT: np.array([sum(each) for each in batch["turn_rewards"]])}
         batch["weights"] = {**batch["weights"], ENVIRONMENT: 1.0}
+    if needs.views:
+        batch |= _views(rng, needs, ids_B, near)
     return _with_components(batch, lambda values_B: values_B)
+
+
+def _views(rng: np.random.Generator, needs: Needs, ids_B: Any, near: Callable[[float], Any]) -> dict[str, Any]:
+    """Numbers given each view; the rows of one group have no images, and so no views."""
+    has_images_B = ids_B != _TEXT_GROUP
+    found: dict[str, Any] = {"has_images": has_images_B, "views": {}}
+    for name in needs.scored_views:
+        found["views"][name] = {"log_probs": near(0.5), "entropy": rng.exponential(1.0, near(0.5).shape)}
+    if names := [view.name for view in needs.views if view.sampled]:
+        chosen = rng.integers(0, 1 + len(names), len(ids_B)) * has_images_B
+        found["sampled_from"] = [["", *names][place] for place in chosen]
+    return found
 
 
 def _turns(rng: np.random.Generator, lengths_B: Any, valid_B: Any, *, binary_rewards: bool) -> dict[str, Any]:
@@ -88,6 +102,13 @@ def _turns(rng: np.random.Generator, lengths_B: Any, valid_B: Any, *, binary_rew
     for row in np.flatnonzero(~valid_B)[:1]:
         rewards[row], states[row] = np.zeros(0), []
     return {"turns": turns_BT, "turn_rewards": rewards, "turn_states": states}
+
+
+def _with_views(batch: Arrays, change: Callable[[Any], Any]) -> dict[str, Any]:
+    """The batch with other numbers given its views, each (B, T)."""
+    views = batch.get("views", {}).items()
+    changed = {name: {key: change(values) for key, values in arrays.items()} for name, arrays in views}
+    return {**batch, **({"views": changed} if changed else {})}
 
 
 def _with_components(batch: Arrays, change: Callable[[Any], Any]) -> dict[str, Any]:
@@ -109,6 +130,8 @@ def polluted(batch: Arrays, garbage: float) -> dict[str, Any]:
     if "turn_rewards" in batch:
         rows = zip(batch["turn_rewards"], batch["reward_valid"], strict=True)
         dirty["turn_rewards"] = [np.where(valid, values_K, garbage) for values_K, valid in rows]
+    seen_BT = mask_BT & np.asarray(batch.get("has_images", True)).reshape(-1, 1)
+    batch = _with_views(batch, lambda values_BT: np.where(seen_BT, values_BT, garbage))
     return _with_components({**batch, **dirty}, lambda values_B: np.where(batch["reward_valid"], values_B, garbage))
 
 
@@ -118,7 +141,7 @@ def padded(batch: Arrays, extra: int) -> dict[str, Any]:
     longer = {name: np.pad(batch[name], ((0, 0), (0, extra))) for name in names}
     if "turns" in batch:
         longer["turns"] = np.pad(batch["turns"], ((0, 0), (0, extra)), "edge")
-    return {**batch, **longer}
+    return _with_views({**batch, **longer}, lambda values_BT: np.pad(values_BT, ((0, 0), (0, extra))))
 
 
 def reordered(batch: Arrays, order: Any) -> dict[str, Any]:
@@ -127,9 +150,10 @@ def reordered(batch: Arrays, order: Any) -> dict[str, Any]:
     for key in ("components", "greedy_components"):
         if key in batch:
             rows[key] = {name: values_B[order] for name, values_B in batch[key].items()}
-    for key in ("turn_rewards", "turn_states"):
+    for key in ("turn_rewards", "turn_states", "sampled_from"):
         if key in batch:
             rows[key] = [batch[key][index] for index in order]
+    batch = _with_views(batch, lambda values_BT: values_BT[order])
     return {**batch, **rows, "group_ids": rows["group_ids"] * 3 + 1}
 
 
@@ -147,5 +171,5 @@ def odd_batches(batch: Arrays) -> dict[str, dict[str, Any]]:
         "every completion was cut off": {**batch, "truncated": ~none_B},
         "there is only one row": reordered(batch, first),
         "the policy is 100 nats below all others": {**batch, "log_probs": batch["log_probs"] - 100.0},
-        "all other policies are 100 nats below": {**batch, **below},
+        "all other policies are 100 nats below": _with_views({**batch, **below}, lambda values_BT: values_BT - 100.0),
     }

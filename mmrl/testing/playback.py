@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +50,7 @@ class Replay:
         grad_entropy: (B, T) likewise for the entropy; a run has it only with ``Needs.entropy_gradient``.
         sequence_weights: (B,) weights; 0 for rows that are invalid, fully masked or not kept.
         metrics: Metrics of ``credit`` and ``loss``, reduced over the batch.
+        grad_views: By view, (B, T) gradients with respect to its ``log_probs`` and its ``entropy``.
     """
 
     advantages: FloatArray
@@ -58,6 +59,7 @@ class Replay:
     grad_entropy: FloatArray
     sequence_weights: FloatArray
     metrics: Mapping[str, float]
+    grad_views: Mapping[str, Mapping[str, FloatArray]] = field(default_factory=dict)
 
 
 def replay(
@@ -85,7 +87,9 @@ def replay(
             Several rewards: ``components``, from names to (B,), NaN for None; ``weights`` (from names to numbers, 1
             without it); ``penalties`` (names); ``greedy_components`` (from names to (B,)). ``rewards`` may then be
             left out, and is the weighted sum; without ``components`` it is the one called ``reward``. Episodes:
-            ``turns`` (B, T), and for each row a sequence of its turns' ``turn_rewards`` and ``turn_states``. Other keys
+            ``turns`` (B, T), and for each row a sequence of its turns' ``turn_rewards`` and ``turn_states``. Views:
+            ``views``, from names to ``log_probs`` and ``entropy`` (B, T), of the rows that ``has_images`` (B,), all
+            without it; ``sampled_from``, the name of each row's view, empty for its prompt's own images. Other keys
             mean nothing, unless they are nearly one of these.
         options: The algorithm's options, if it is given by name or class.
         ranks: Simulated ranks.
@@ -128,6 +132,10 @@ def play(
         grad_entropy=of_loss.gradient(of_loss.entropy_BT),
         sequence_weights=of_loss.weights,
         metrics={**metrics, **observed},
+        grad_views={
+            view: {key: of_loss.gradient(leaf) for key, leaf in of_view.items()}
+            for view, of_view in of_loss.views.items()
+        },
     )
 
 
@@ -141,6 +149,7 @@ class _GivenLogprobs(Learner):
     Attributes:
         logprobs_BT: Leaf, the current log-probs.
         entropy_BT: Leaf.
+        views: Such leaves, given each view, by its name.
         weights: (B,) weights of the rows; 0 for those in no loss.
         loss: The optimizer step's.
         metrics: Likewise.
@@ -154,6 +163,13 @@ class _GivenLogprobs(Learner):
             torch.tensor(values, dtype=getattr(torch, dtype), requires_grad=True)
             for values in (arrays.logprobs, arrays.entropy)
         )
+        self.views = {
+            name: {
+                key: torch.tensor(values, dtype=getattr(torch, dtype), requires_grad=True)
+                for key, values in given.items()
+            }
+            for name, given in arrays.views.items()
+        }
         self.weights, self.loss = np.zeros(len(arrays.logprobs)), 0.0
         self.metrics: Mapping[str, float] = {}
         self.networks = {"policy": self}
@@ -170,7 +186,11 @@ class _GivenLogprobs(Learner):
         places = {row.sample.key[-1]: row for row in rows}
         partials = []
         for part in _split(list(places), self._parts):
-            leaves = (torch.cat([leaf[i] for i in part]) for leaf in (self.logprobs_BT, self.entropy_BT))
+            seen = [(i, name) for i in part for name in places[i].own_views]
+            leaves = (
+                torch.cat([*(leaf[i] for i in part), *(self.views[name][key][i] for i, name in seen)])
+                for leaf, key in ((self.logprobs_BT, "log_probs"), (self.entropy_BT, "entropy"))
+            )
             partial = partial_loss(self._algorithm, [places[i] for i in part], *leaves)
             with plugin_errors(self._algorithm, "loss"):
                 partial.loss.backward()
@@ -201,6 +221,7 @@ class RecordedBatch:
         entropy: (B, T).
         rows: The rows in their order, as if they were one group.
         batch: The same as ``Algorithm.credit`` sees them, with the ids of their groups.
+        views: By name, (B, T) ``log_probs`` and ``entropy`` given a view.
     """
 
     def __init__(self, batch: Mapping[str, Any], needs: Needs) -> None:
@@ -213,8 +234,15 @@ class RecordedBatch:
             for column in COLUMNS
             if column.known in ("sampled", "before the step")
         }
+        self.views: Mapping[str, Mapping[str, FloatArray]] = arrays["views"]
+        names = {*self.views, *filter(None, arrays["sampled_from"])}
+        seen = replace(PROMPT, views=dict.fromkeys(names, PROMPT))
+        prompts = [seen if has_images else PROMPT for has_images in arrays.get("has_images", [True] * len(masks))]
         sampled = zip(masks, arrays["rollout_log_probs"], strict=True)
-        rollouts = [_rollout(row, *each) for row, each in enumerate(sampled)]
+        rollouts = [
+            replace(_rollout(row, *each), prompt=prompt, view=view)
+            for row, (each, prompt, view) in enumerate(zip(sampled, prompts, arrays["sampled_from"], strict=True))
+        ]
         group = RolloutGroup(PROMPT, tuple(rollouts))
         self.rows = ScoredGroup(group, arrays["rewards"], arrays["reward_valid"], arrays["components"])
         self.batch = Batch(
@@ -231,6 +259,7 @@ class RecordedBatch:
             turns=None if "turns" not in arrays else list(arrays["turns"]),
             turn_rewards=arrays.get("turn_rewards"),
             turn_states=arrays.get("turn_states"),
+            sampled_from=arrays["sampled_from"] if any(arrays["sampled_from"]) else None,
         )
 
 

@@ -18,12 +18,13 @@ from mmrl.token_columns import COLUMNS
 Arrays = Mapping[str, Any]
 PER_TOKEN = tuple(column.replayed for column in COLUMNS if column.replayed)
 _ROWS = {"group_ids": "int64", "rewards": "float64", "greedy_rewards": "float64"}
-_ROWS |= {"reward_valid": "bool", "truncated": "bool"}
+_ROWS |= {"reward_valid": "bool", "truncated": "bool", "has_images": "bool"}
 _TOKENS = {"response_mask": "bool", "turns": "int64", **dict.fromkeys(PER_TOKEN, "float64")}
 _NAMED = ("components", "greedy_components")
 _TURNS = ("turn_rewards", "turn_states")
 _REQUIRED = ("group_ids", "response_mask", "log_probs", "rollout_log_probs")
-_KNOWN = (*_ROWS, *_TOKENS, *_NAMED, *_TURNS, "weights", "penalties", "max_len")
+_VIEWS = ("views", "sampled_from")
+_KNOWN = (*_ROWS, *_TOKENS, *_NAMED, *_TURNS, *_VIEWS, "weights", "penalties", "max_len")
 
 
 def read_batch(batch: Arrays, needs: Needs) -> dict[str, Any]:
@@ -44,6 +45,7 @@ def read_batch(batch: Arrays, needs: Needs) -> dict[str, Any]:
             read[key] = {name: _array(f"{key}[{name!r}]", values, "float64", shape[:1]) for name, values in named}
     read.setdefault("components", {"reward": read.get("rewards", np.zeros(0)).copy()})
     read |= _turns(batch, read, shape[0]) if "turns" in read else {}
+    read |= _views(batch, needs, shape)
     names = list(read["components"])
     if "greedy_rewards" in read:
         read.setdefault("greedy_components", {"reward": read.pop("greedy_rewards")})
@@ -70,6 +72,27 @@ def _turns(batch: Arrays, read: Arrays, rows: int) -> dict[str, Any]:
             found = f"{rewards_K.size} rewards, {len(states_K)} states, and tokens of turns up to {turns_T.max()}"
             raise DataError(f"row {row} has {found}", where="batch", remedy="count turns from 0, in each row anew")
     return {"turn_rewards": rewards, "turn_states": states}
+
+
+def _views(batch: Arrays, needs: Needs, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Numbers given views: of each that is scored, and the view that each row was sampled from."""
+    given, missing = batch.get("views", {}), set(needs.scored_views) - set(batch.get("views", {}))
+    if missing:
+        what = f"the batch lacks the views {', '.join(sorted(missing))}"
+        raise DataError(what, where="batch", remedy="add views: from names to log_probs and entropy, (B, T) each")
+    views = {}
+    for name, arrays in given.items():
+        _check_names(f"views[{name!r}]", set(arrays) - {"log_probs", "entropy"}, ["log_probs", "entropy"])
+        found = {key: _array(f"views[{name!r}][{key!r}]", each, "float64", shape) for key, each in arrays.items()}
+        if "log_probs" not in found:
+            raise DataError(f"views[{name!r}] lacks log_probs", where="batch", remedy="add them, (B, T)")
+        found.setdefault("entropy", np.zeros(shape))
+        views[name] = found
+    sampled = list(map(str, batch.get("sampled_from", [""] * shape[0])))
+    if len(sampled) != shape[0]:
+        what = f"sampled_from has {len(sampled)} entries, and there are {shape[0]} rows"
+        raise DataError(what, where="batch", remedy="give each row the name of its view, or an empty text")
+    return {"views": views, "sampled_from": sampled}
 
 
 def _check_names(key: str, wrong: set[str], names: list[str]) -> None:

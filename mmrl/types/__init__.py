@@ -7,10 +7,10 @@ Shape letters: ``B`` rollouts in a batch, ``G`` rollouts of one group, ``P`` pro
 completion (or, for torch tensors in ``PackedTokens``, the completion tokens of a micro-batch).
 """
 
-from mmrl.types.arrays import BoolArray, FloatArray, IntArray
+from mmrl.types.arrays import BoolArray, FloatArray, ImageArray, IntArray
 from mmrl.types.batch import Batch, Credit, CreditedGroup, PreUpdateStatistics
 from mmrl.types.inspection import ImageReport, Inspection, WeightReport, worst
-from mmrl.types.packed import PackedTokens, TokenLoss, TrainingRow
+from mmrl.types.packed import PackedTokens, PackedView, TokenLoss, TrainingRow
 from mmrl.types.prompt import (
     IMAGE_PLACEHOLDER,
     THOUGHT_NAMES,
@@ -59,6 +59,7 @@ __all__ = [
     "FinishReason",
     "FloatArray",
     "GroupKey",
+    "ImageArray",
     "ImageRef",
     "ImageReport",
     "Inspection",
@@ -66,6 +67,7 @@ __all__ = [
     "Message",
     "Observation",
     "PackedTokens",
+    "PackedView",
     "PlayedTurn",
     "PreUpdateStatistics",
     "Prompt",

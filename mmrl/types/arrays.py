@@ -11,6 +11,8 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.integer[Any]]
 BoolArray = npt.NDArray[np.bool_]
+ImageArray = npt.NDArray[np.uint8]
+"""(H, W, 3) RGB pixels."""
 
 
 def joined(arrays: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:

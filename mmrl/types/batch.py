@@ -41,6 +41,8 @@ class Batch:
             turn before them. None without an environment, as are all that follow.
         turn_rewards: B arrays (K_i,) with the environment's reward of each turn.
         turn_states: B sequences of K_i texts, equal where the policy acted upon the same state: what it last read.
+        sampled_from: The view that each row was sampled from, which its ``sampler_logprobs`` are about; empty for the
+            prompt's own images. None if no row was sampled from a view.
     """
 
     rewards: FloatArray
@@ -60,6 +62,7 @@ class Batch:
     turns: Sequence[IntArray] | None = None
     turn_rewards: Sequence[FloatArray] | None = None
     turn_states: Sequence[Sequence[str]] | None = None
+    sampled_from: Sequence[str] | None = None
 
     def component(self, name: str) -> FloatArray:
         """(B,) values of a component; NaN where no reward has answered one of that name."""
@@ -118,10 +121,12 @@ class PreUpdateStatistics:
     Attributes:
         logprobs: (T_i,) float32, the learner's.
         entropy: (T_i,) float32, as ``PackedTokens.entropy_T``.
+        views: The same given each scored view of its prompt, by name.
     """
 
     logprobs: FloatArray
     entropy: FloatArray
+    views: Mapping[str, PreUpdateStatistics] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@ class TrainingRow:
         columns: (T,) by name, the columns of the run that are known before the optimizer step and not sampled
             (``mmrl.token_columns``): ``advantages``, and ``old_logprobs`` where there are several optimizer steps.
         constants: The constants of the step's ``Credit``.
+        views: The views that the run scores, by name; True with a gradient. The sample's prompt has them if
+            it has images.
     """
 
     sample: Sample
@@ -30,11 +32,33 @@ class TrainingRow:
     mask: BoolArray
     columns: Mapping[str, FloatArray]
     constants: Mapping[str, float] = field(default_factory=dict)
+    views: Mapping[str, bool] = field(default_factory=dict)
+
+    @property
+    def own_views(self) -> list[str]:
+        """The scored views that its prompt has; none without images."""
+        return [name for name in self.views if name in self.sample.prompt.views]
 
     @property
     def advantages(self) -> FloatArray:
         """(T,) 0 outside the mask."""
         return self.columns["advantages"]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedView:
+    """The same completion tokens in the same order, given a view of their prompts.
+
+    Attributes:
+        logprobs_T: Current log-probs given the view, with gradient if the view asks for it. A sequence without images
+            has the prompt's own, without gradient.
+        entropy_T: Likewise the entropies; with gradient only if ``Needs.entropy_gradient``.
+        present_T: bool, tokens of sequences whose prompts have images.
+    """
+
+    logprobs_T: torch.Tensor
+    entropy_T: torch.Tensor
+    present_T: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +70,8 @@ class PackedTokens:
     Attributes:
         logprobs_T: Current log-probs at the sampling temperature, with gradient.
         old_logprobs_T: Before the step, detached; the current ones where they are not computed.
-        sampler_logprobs_T: As the sampler reported them; zeros for what nobody sampled.
+        sampler_logprobs_T: As the sampler reported them; zeros for what nobody sampled. Of what was sampled from a view
+            the sampler has said nothing that these prompts could be compared by: there they are ``old_logprobs_T``.
         reference_logprobs_T: None without a reference policy.
         advantages_T: Detached.
         mask_T: bool, tokens in the loss.
@@ -55,6 +80,7 @@ class PackedTokens:
         entropy_T: In nats, of the distribution that each token was sampled from, at the sampling temperature; with
             gradient only if ``Needs.entropy_gradient``.
         constants: The constants of the step's ``Credit``.
+        views: By name, what the policy makes of the same completions given each view that ``Needs.views`` scores.
     """
 
     logprobs_T: torch.Tensor
@@ -67,6 +93,7 @@ class PackedTokens:
     num_sequences: int
     entropy_T: torch.Tensor
     constants: Mapping[str, float] = field(default_factory=dict)
+    views: Mapping[str, PackedView] = field(default_factory=dict)
 
     def sequence_sum(self, values_T: torch.Tensor) -> torch.Tensor:
         """(num_sequences,) sums over each sequence's tokens in the loss."""

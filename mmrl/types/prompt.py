@@ -122,6 +122,8 @@ class EncodedPrompt:
         token_ids: (P,) int32, each image token expanded to as many as the image has merged patches.
         images: References into the media store, in order.
         epoch: The pass over the data that drew it, from 0; 0 in an evaluation.
+        views: By name, the same row with other images, as the algorithm's ``Needs.views`` has them; none of a row
+            without images.
     """
 
     prompt: Prompt
@@ -129,6 +131,7 @@ class EncodedPrompt:
     token_ids: IntArray
     images: tuple[ImageRef, ...]
     epoch: int = 0
+    views: Mapping[str, EncodedPrompt] = field(default_factory=dict)
 
     @property
     def id(self) -> str:

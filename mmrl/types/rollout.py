@@ -66,11 +66,18 @@ class Sample:
     Attributes:
         experts: (P + T - 1, L, K) the K experts to which the sampler has sent each token but the last, in each of L
             layers with experts; None if they are not known. They are not recorded.
+        view: The view of the prompt's images that it was sampled from, which the ``sampler_logprobs`` are about; empty
+            for the prompt's own.
     """
 
     prompt: EncodedPrompt
     segments: tuple[Segment, ...]
     experts: IntArray | None = field(default=None, kw_only=True)
+    view: str = field(default="", kw_only=True)
+
+    def seen(self, view: str) -> Sample:
+        """The same completion of a view of its prompt."""
+        return Sample(self.prompt.views[view], self.segments)
 
     @cached_property
     def token_ids(self) -> IntArray:

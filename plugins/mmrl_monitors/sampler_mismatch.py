@@ -31,7 +31,7 @@ class SamplerMismatch(Monitor):
             np.abs(logprobs - rollout.sampler_logprobs)[rollout.mask]
             for group in record.trained
             for rollout, logprobs in zip(group.scored.rollouts, group.logprobs, strict=True)
-            if len(logprobs)
+            if len(logprobs) and not rollout.view  # else they are about two prompts
         ]
         known = np.concatenate(gaps) if gaps else np.zeros(0)
         known = known[np.isfinite(known)]

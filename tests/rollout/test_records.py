@@ -185,7 +185,9 @@ def expected(made: Sequence[CreditedGroup]) -> list[CreditedGroup]:
             return None
         prompt = group.group.prompt
         columns = {name: value for name, value in prompt.prompt.columns.items() if not isinstance(value, date)}
-        prompt = replace(prompt, prompt=replace(prompt.prompt, columns=columns))
+        row = replace(prompt.prompt, columns=columns)
+        views = {name: replace(view, prompt=row) for name, view in prompt.views.items()}
+        prompt = replace(prompt, prompt=row, views=views)
         rollouts = tuple(replace(rollout, prompt=prompt) for rollout in group.rollouts)
         return replace(group, group=RolloutGroup(prompt, rollouts), greedy=plain(group.greedy))
 
@@ -203,6 +205,59 @@ def test_every_field_comes_back_to_the_last_bit(tmp_path: Path) -> None:
     assert step.state == STATE and step.is_complete
     assert [group.lost_columns for group in step.groups] == [("seen",), ()]
     assert [group.where.rpartition(":")[2] for group in step.groups] == ["1", "5"]
+
+
+def groups_with_views() -> list[CreditedGroup]:
+    """The groups, of which the first one's prompt has a view that is scored, and one of other tokens to sample from."""
+    trained, rejected = groups()
+    whole = trained.scored
+    prompt = whole.group.prompt
+    masked = replace(prompt, images=(ImageRef("def", 56, 28, "x", (60, 30)),))
+    small = replace(prompt, images=(ImageRef("fed", 28, 28, "x"),), token_ids=ids(1, 150_000))
+    prompt = replace(prompt, views={"masked": masked, "small": small})
+    first, *others = (replace(rollout, prompt=prompt) for rollout in whole.rollouts)
+    rollouts = (first, *(replace(each, view="small") for each in others))
+    greedy = whole.greedy
+    assert greedy is not None
+    alone = tuple(replace(each, prompt=prompt) for each in greedy.rollouts)
+    scored = replace(
+        whole,
+        group=RolloutGroup(prompt, rollouts),
+        greedy=replace(greedy, group=RolloutGroup(prompt, alone)),
+    )
+
+    def seen(update: PreUpdateStatistics, by: float) -> PreUpdateStatistics:
+        views = {"masked": PreUpdateStatistics(update.logprobs - floats(by), update.entropy + floats(by))}
+        return replace(update, views=views)
+
+    updates = [[seen(update, 0.3 + i) for i, update in enumerate(each)] for each in trained.updates]
+    return [replace(trained, scored=scored, updates=updates), rejected]
+
+
+def test_views_and_what_the_policy_makes_of_them_come_back_to_the_last_bit(tmp_path: Path) -> None:
+    made = groups_with_views()
+    step = read_step(write(tmp_path, made))
+    same([group.credited for group in step.groups], expected(made))
+    first = step.groups[0].rollouts
+    assert [rollout.view for rollout in first] == ["", "small", "small"]
+    assert Path(first[0].prompt.views["masked"].images[0].path) == tmp_path / "media" / "def.png"
+    (record, *_) = read_lines(recorded_steps(tmp_path)[1])
+    assert json.loads(json.dumps(record))["views"][1]["prompt_token_ids"] == [1, 150_000]
+    assert len(record["update_logprobs_of_views"]["masked"]) == 3
+
+
+def test_groups_with_views_wait_in_a_checkpoint_for_the_next_step(tmp_path: Path) -> None:
+    made = [group.scored for group in groups_with_views()]
+    records = json.loads(json.dumps(group_records(made)))
+    same(read_groups(records, tmp_path), [group.scored for group in expected(groups_with_views())])
+
+
+def test_a_run_without_views_has_files_without_them(tmp_path: Path) -> None:
+    names = []
+    for step, made in enumerate((groups(), groups_with_views())):
+        schema = pq.read_schema(write(tmp_path, made, step=step))
+        names.append({*schema.names, *(field.name for field in schema.field("rollouts").type.value_type)})
+    assert names[1] - names[0] == {"views", "view", "update_logprobs_of_views", "update_entropy_of_views"}
 
 
 def test_bits_that_json_has_no_word_for_come_back_too(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ NOT_RECORDED = (
     *("episode/failed_calls_fraction", ADAPTER_KEPT),
 )
 """Metrics that no record gives: clocks, other rollouts, monitors, gradients, routers, failed calls, weights.
-(``*_failed_fraction`` is another.)"""
+(``*_failed_fraction`` and ``views/*_strength`` are others.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ def logprob_part(record: RecordedStep, recorded: Mapping[str, float | None]) -> 
     found, compared = [], 0
     for group in groups:
         for rollout, learner in zip(group.scored.group.rollouts, group.logprobs, strict=True):
-            if not len(learner):
+            if not len(learner) or rollout.view:  # the sampler's are given a view
                 continue
             compared += 1
             gap = np.where(rollout.mask, np.abs(learner.astype(np.float64) - rollout.sampler_logprobs), 0.0)
@@ -202,7 +202,8 @@ def logprob_part(record: RecordedStep, recorded: Mapping[str, float | None]) -> 
 
 def is_function(name: str) -> bool:
     """True if a metric is a function of the record."""
-    return not name.startswith(NOT_RECORDED) and not name.endswith("_failed_fraction")
+    is_strength = name.startswith("views/") and name.endswith("_strength")
+    return not name.startswith(NOT_RECORDED) and not name.endswith("_failed_fraction") and not is_strength
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,17 @@ from mmrl.rollout.records import RecordedStep
 from mmrl.step.check import LogprobCheck
 from mmrl.step.learn import LearnSettings, StepResult, Update, finished, learn
 from mmrl.token_columns import COLUMNS, POLICY, TokenColumn
-from mmrl.types import CreditedGroup, FloatArray, Rollout, Sample, SampleKey, ScoredGroup, TrainingRow, earlier_turns
+from mmrl.types import (
+    CreditedGroup,
+    FloatArray,
+    PreUpdateStatistics,
+    Rollout,
+    Sample,
+    SampleKey,
+    ScoredGroup,
+    TrainingRow,
+    earlier_turns,
+)
 
 ROUTERS_LOSS = "loss/router_aux"
 """The part of the loss that the routers of a mixture of experts add: a function of the model, not of the record."""
@@ -92,18 +102,19 @@ class RecordedLearner(Learner):
         """Metrics of an optimizer step on the recorded log-probs; no step is taken."""
         import torch
 
-        began = [self._began(row.sample) for row in rows]
-        logprobs, entropies = [each[0] for each in began], [each[1] for each in began]
-        if any(len(values) < len(row.mask) for values, row in zip(logprobs, rows, strict=True)):
-            return UpdateResult({}, logprobs, entropies, "it was skipped in the run")
+        began = [_with_views(self._began(row.sample), row) for row in rows]
+        if any(len(each.logprobs) < len(row.mask) for each, row in zip(began, rows, strict=True)):
+            return UpdateResult.of({}, began, fault="it was skipped in the run")
         if not rows:
             return UpdateResult({}, [], [])
-        logprobs_T, entropy_T = (torch.from_numpy(np.concatenate(each)) for each in (logprobs, entropies))
+        seen = [*began, *(each.views[name] for each, row in zip(began, rows, strict=True) for name in row.own_views)]
+        logprobs_T = torch.from_numpy(np.concatenate([each.logprobs for each in seen]))
+        entropy_T = torch.from_numpy(np.concatenate([each.entropy for each in seen]))
         metrics = reduce_partials([partial_loss(self._algorithm, rows, logprobs_T, entropy_T)])
         self.names |= metrics.keys()
         self.unknown |= {name for name, value in metrics.items() if math.isnan(value)}
-        self.scale.append(sum(map(_size, rows, logprobs)))
-        return UpdateResult(metrics, logprobs, entropies)
+        self.scale.append(sum(map(_size, rows, [each.logprobs for each in began])))
+        return UpdateResult.of(metrics, began)
 
     def save(self, folder: Path) -> Mapping[str, NetworkFiles]:
         raise AssertionError("there are no weights")
@@ -111,22 +122,22 @@ class RecordedLearner(Learner):
     def _before(self, sample: Sample) -> FloatArray:
         group, index = self._recorded[sample.key]
         if len(group.logprobs[index]) < len(sample.token_ids):
-            if group.scored.is_given:
+            if group.scored.is_given or sample.view:
                 return np.full(len(sample.token_ids), np.nan, np.float32)
             self.stood_in.add(sample.key)
             return sample.sampler_logprobs
         return group.logprobs[index]
 
-    def _began(self, sample: Sample) -> tuple[FloatArray, FloatArray]:
-        """Log-probs and entropies before the next optimizer step that takes the sample in."""
+    def _began(self, sample: Sample) -> PreUpdateStatistics:
+        """The statistics before the next optimizer step that takes the sample in."""
         group, index = self._recorded[sample.key]
         updates, number = group.updates[index], self._asked[sample.key]
         self._asked[sample.key] += 1
         if number < len(updates):
             is_first = self._reorders and not self.scale and len(updates[number].logprobs)
-            return self._before(sample) if is_first else updates[number].logprobs, updates[number].entropy
+            return replace(updates[number], logprobs=self._before(sample)) if is_first else updates[number]
         before = self._before(sample)
-        return before, np.full_like(before, np.nan)
+        return PreUpdateStatistics(before, np.full_like(before, np.nan))
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +255,13 @@ def rerun(
     ledger = [update.samples for update in updates if update.samples]
     left_out = len(record.groups) - len(places) - len(carried) if reselect else 0
     return Rerun(kept, result.groups, left_out, values, ledger, needs.refill is not None, learner)
+
+
+def _with_views(began: PreUpdateStatistics, row: TrainingRow) -> PreUpdateStatistics:
+    """The statistics with those of all views that the loss takes; NaN where a run has not recorded them."""
+    nothing = np.full(len(row.mask), np.nan, np.float32)
+    views = {name: began.views.get(name, PreUpdateStatistics(nothing, nothing)) for name in row.own_views}
+    return replace(began, views=views)
 
 
 def sampled(record: RecordedStep) -> list[int]:

@@ -59,9 +59,16 @@ class Collator:
         self._known_positions: dict[tuple[Any, ...], torch.Tensor] = {}
         self._position_bytes = 0
 
-    def units(self, samples: Sequence[Sample], budget: int | None = None) -> list[Unit]:
-        """The samples by prompt, as they lie together in a row of at most ``budget`` tokens."""
-        return units_of([Item.of(sample) for sample in samples], budget, share=self.share)
+    def units(
+        self, samples: Sequence[Sample], budget: int | None = None, views: Sequence[Sequence[str]] = ()
+    ) -> list[Unit]:
+        """The samples by prompt, as they lie together in a row of at most ``budget`` tokens.
+
+        Args:
+            views: The views in which each sample is in the row too; none for none of any.
+        """
+        forms = zip(samples, views or [()] * len(samples), strict=True)
+        return units_of([Item.of(*each) for each in forms], budget, share=self.share)
 
     def __call__(self, samples: Sequence[Sample], known: Mapping[str, Features] = MappingProxyType({})) -> PackedInputs:
         """A row whose log-probs are in the order of the samples.

@@ -88,8 +88,8 @@ class UnitCost:
         work = self._shape.work(
             tokens=unit.tokens,
             pairs=unit.pairs,
-            predicted=sum(int(np.count_nonzero(sample.mask)) for sample in own),
-            images=[self._form.grid(ref.width, ref.height) for ref in refs.values() if self._form],
+            predicted=unit.forms * sum(int(np.count_nonzero(sample.mask)) for sample in own),
+            images=unit.forms * [self._form.grid(ref.width, ref.height) for ref in refs.values() if self._form],
         )
         return self._shape.forward_flops(work)
 

@@ -41,16 +41,21 @@ class Microbatches:
         self._keeps_image_features = collator.share and folder.family.vision and not cost.trains_tower
         self._estimate = UnitCost(folder, tower=not self._keeps_image_features)
 
-    def plan(self, samples: Sequence[Sample], budget: int) -> list[list[int]]:
-        """This rank's micro-batches, empty ones at the end where other ranks have more."""
+    def plan(self, samples: Sequence[Sample], budget: int, views: Sequence[Sequence[str]] = ()) -> list[list[int]]:
+        """This rank's micro-batches, empty ones at the end where other ranks have more.
+
+        Args:
+            views: The views of each sample's prompt that are in its micro-batch too; none for none of any.
+        """
 
         def cost(unit: Unit) -> float:
             return self._estimate(unit, samples)
 
-        rows = plan_microbatches(self._collate.units(samples, budget), budget, cost)
+        rows = plan_microbatches(self._collate.units(samples, budget, views), budget, cost)
         plan = [[index for unit in row for index in unit.indices] for row in rows]
         if not self._image_features:
-            self._collate.announce(ref for row in plan for i in row for ref in samples[i].all_images)
+            seen = [[s, *map(s.seen, own)] for s, own in zip(samples, views or [()] * len(samples), strict=True)]
+            self._collate.announce(ref for row in plan for i in row for each in seen[i] for ref in each.all_images)
         most = torch.tensor(len(plan), device=self._engine.device)
         torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
         return plan + [[] for _ in range(int(most) - len(plan))]

@@ -33,9 +33,9 @@ from mmrl.engine.network.weights import Failures, of_all_ranks, save_adapter, sa
 from mmrl.engine_api import NetworkFiles, UpdateResult, Way
 from mmrl.interfaces import Algorithm
 from mmrl.ops.cost import imbalance
-from mmrl.ops.objective import PartialLoss, partial_loss, reduce_partials
+from mmrl.ops.objective import PartialLoss, partial_loss, reduce_partials, seen_samples
 from mmrl.ops.schedule import learning_rate
-from mmrl.types import FloatArray, Sample, TrainingRow
+from mmrl.types import FloatArray, PreUpdateStatistics, Sample, TrainingRow
 
 
 class Network:
@@ -193,11 +193,12 @@ class TrainedNetwork(Network):
     def _update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         self._goes_backward = False
         rate, samples = self._set_learning_rate(), [row.sample for row in rows]
-        flops = self._batches.remember_images(samples)
+        flops = self._batches.remember_images(seen_samples(rows))
         self.engine.train()
-        plan = self._batches.plan(samples, self._batches.budget.tokens)
+        plan = self._batches.plan(samples, self._batches.budget.tokens, [row.own_views for row in rows])
         num_rows = self._total(len(rows)) if self._config.router_aux_loss_coef > 0 else 0
-        logprobs, entropies = ([np.zeros(0, np.float32)] * len(rows) for _ in range(2))
+        nothing = np.zeros(0, np.float32)
+        statistics = [PreUpdateStatistics(nothing, nothing)] * len(rows)
         found: list[tuple[list[int], torch.Tensor, torch.Tensor]] = []
         partials: list[PartialLoss] = []
         strange: set[str] = set()
@@ -213,12 +214,11 @@ class TrainedNetwork(Network):
             if not last:
                 self.engine.step()
         if not plan:
-            return UpdateResult({"lr": rate}, logprobs, entropies, flops=sum(flops))
+            return UpdateResult({"lr": rate}, [], [], flops=sum(flops))
         grad_norm = self._finish_step()
         for indices, *packed in found:  # only now: to copy them earlier would wait for each backward pass
-            parts = [values_of(values_T, [rows[i] for i in indices]) for values_T in packed]
-            for i, *values in zip(indices, *parts, strict=True):
-                logprobs[i], entropies[i] = values
+            for i, values in zip(indices, _statistics([rows[i] for i in indices], packed), strict=True):
+                statistics[i] = values
         partials, strange, costs = _of_all_ranks(partials, strange, flops)
         metrics = reduce_partials(partials) | {"lr": rate, "policy/grad_norm": grad_norm, **self.sent}
         metrics |= {"perf/microbatches": float(len(plan)), "perf/imbalance": imbalance(costs)}
@@ -231,7 +231,7 @@ class TrainedNetwork(Network):
             if strange:
                 fault = f"the loss is not finite: prompt ids {', '.join(sorted(strange)[:8])}"
             metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        return UpdateResult(metrics, logprobs, entropies, fault, notice, sum(flops))
+        return UpdateResult.of(metrics, statistics, fault=fault, notice=notice, flops=sum(flops))
 
     def _notice(self, microbatches: int) -> str:
         """Words on sums of gradients that lose digits, once."""
@@ -256,10 +256,11 @@ class TrainedNetwork(Network):
             flops: Operations of each pass, to which those of this one are added.
         """
         self._goes_backward = False
-        inputs = self._batches.inputs([row.sample for row in rows])
+        samples = seen_samples(rows)
+        inputs = self._batches.inputs(samples)
         flops.append(self._cost.flops(inputs) if rows else 0)
         logprobs_T, entropy_T = self.engine(inputs)
-        length = sum(len(row.mask) for row in rows)
+        length = sum(len(sample.mask) for sample in samples)
         idle = 0.0 * logprobs_T[length:].sum()
         partial = PartialLoss(torch.zeros(()), {}, 0)
         loss = idle  # the other ranks have more micro-batches
@@ -331,6 +332,17 @@ class TrainedNetwork(Network):
         for group in self.engine.optimizer.param_groups:
             group["lr"] = rate
         return rate
+
+
+def _statistics(rows: Sequence[TrainingRow], packed: Sequence[torch.Tensor]) -> list[PreUpdateStatistics]:
+    """Each row's, from a micro-batch's log-probs and entropies."""
+    pairs = zip(*(values_of(values_T, seen_samples(rows)) for values_T in packed), strict=True)
+    (*found,) = (PreUpdateStatistics(*pair) for pair in pairs)
+    of_views = iter(found[len(rows) :])
+    return [
+        replace(own, views={name: next(of_views) for name in row.own_views}) if row.own_views else own
+        for row, own in zip(rows, found, strict=False)
+    ]
 
 
 def _of_all_ranks(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
@@ -26,6 +26,7 @@ from mmrl.types import (
     Call,
     Content,
     EncodedPrompt,
+    ImageArray,
     ImageRef,
     IntArray,
     Message,
@@ -104,6 +105,17 @@ class Encoder:
     def blanked(self, prompt: EncodedPrompt) -> EncodedPrompt:
         row = replace(prompt.prompt, images=tuple(map(blank_file, prompt.prompt.images)))
         return replace(prompt, prompt=row, images=tuple(map(self._media.blank, prompt.images)))
+
+    def viewed(self, prompt: EncodedPrompt, change: Callable[[int, ImageArray], ImageArray]) -> EncodedPrompt:
+        refs = tuple(
+            self._media.view(ref, change(place, np.asarray(self._media.load(ref))))
+            for place, ref in enumerate(prompt.images)
+        )
+        sizes = [(ref.width, ref.height) for ref in refs]
+        if sizes == [(ref.width, ref.height) for ref in prompt.images]:
+            return replace(prompt, images=refs)
+        ids = self._tokenize(prompt.text, prompt.id)
+        return replace(prompt, images=refs, token_ids=self._expand(ids, sizes, prompt.id))
 
     def calls(self, text: str) -> tuple[Call, ...]:
         return self._reader.read(text)

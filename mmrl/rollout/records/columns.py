@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from mmrl.errors import DataError
 from mmrl.rollout.records.unknown import tell_unknown
-from mmrl.token_columns import COLUMNS, TokenColumn
+from mmrl.token_columns import COLUMNS, VIEW_COLUMNS, TokenColumn
 
 SCHEMA = 2
 _ESCAPE = "\0"
@@ -117,7 +117,22 @@ GROUP = pa.schema(
         "rollouts": pa.list_(ROLLOUT),
     }
 )
-FIELDS = frozenset((*GROUP.names, *(field.name for field in ROLLOUT), "algorithm_state", "failed"))
+_OF_VIEWS = {
+    "view": pa.string(),  # null where it was sampled from the prompt itself
+    **{column.record: pa.map_(pa.string(), pa.list_(_FLOATS)) for column in VIEW_COLUMNS},
+}
+ROLLOUT_WITH_VIEWS = pa.struct([*ROLLOUT, *(pa.field(name, kind) for name, kind in _OF_VIEWS.items())])
+GROUP_WITH_VIEWS = pa.schema(
+    [
+        *(field for field in GROUP if field.name != "rollouts"),
+        pa.field("views", pa.list_(pa.struct({"name": pa.string(), "images": _IMAGES, "prompt_token_ids": _IDS}))),
+        pa.field("rollouts", pa.list_(ROLLOUT_WITH_VIEWS)),
+    ]
+)
+"""The schema of runs whose prompts have views; ``prompt_token_ids`` of a view are null where they are the prompt's."""
+FIELDS = frozenset(
+    (*GROUP_WITH_VIEWS.names, *(field.name for field in ROLLOUT_WITH_VIEWS), "algorithm_state", "failed")
+)
 """All fields of records, also of those in JSON."""
 EPISODE = ("episode", "components", "failure")
 AS_JSON = ("answer", "columns", "arguments", "info")
@@ -150,9 +165,10 @@ _OF_ROLLOUT = (
     "greedy",
     *(column.record for column in sorted(COLUMNS, key=lambda column: column.known != "sampled")),
     *EPISODE,
+    *_OF_VIEWS,
 )
 """Fields of a record in its order, those of the prompt and those of the rollout."""
-_OF_SOME = ("segments", *EPISODE)
+_OF_SOME = ("segments", *EPISODE, *_OF_VIEWS)
 """Fields that a record lacks where they are null."""
 BY_BYTE = [
     f"rollouts.list.element.{name}{'.list.element' * depth}"
@@ -267,12 +283,17 @@ def table_records(table: pa.Table) -> Iterator[dict[str, Any]]:
     fields: dict[str, Any] = {name: _split(members.field(name)) for name in ("token_ids", "mask")}
     fields |= {column.record: _token_column(members, column) for column in COLUMNS}
     known = {field.name for field in members.type}
-    others = [name for name in ("index", *_OF_ROLLOUT) if name not in fields and (name in known or name not in EPISODE)]
+    optional = (*EPISODE, *_OF_VIEWS)
+    others = [
+        name for name in ("index", *_OF_ROLLOUT) if name not in fields and (name in known or name not in optional)
+    ]
     fields |= {name: _field(name, members.field(name)) for name in others}
     for row, ids, (first, end) in zip(groups, prompts, pairwise(rollouts.offsets.to_pylist()), strict=True):
         of_prompt = {name: ids if name == "prompt_token_ids" else row[name] for name in _OF_PROMPT}
         if row["candidates"]:
             of_prompt["candidates"] = row["candidates"]
+        if row.get("views"):
+            of_prompt["views"] = row["views"]
         for i in range(first, end):
             found = {name: fields[name][i] for name in _OF_ROLLOUT if name in fields}
             yield {

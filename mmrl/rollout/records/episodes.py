@@ -1,4 +1,4 @@
-"""Episodes in records: segments that a mask cannot tell, turns with their observations, and what environments scored.
+"""Episodes and views in records: segments that a mask cannot tell, turns with their observations, environments' scores.
 
 A record of a rollout without an environment has none of these fields.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from mmrl.rollout.nesting import bounded
 from mmrl.types import (
     BoolArray,
     Call,
+    EncodedPrompt,
     FloatArray,
     ImageRef,
     IntArray,
@@ -50,6 +52,32 @@ def episode_of(record: Mapping[str, Any], media: Path) -> dict[str, Any]:
         "components": dict(record.get("components") or {}),
         "failure": record.get("failure") or "",
     }
+
+
+def view_records(prompt: EncodedPrompt) -> list[dict[str, Any]] | None:
+    """The views of a prompt; None if it has none."""
+    return [
+        {
+            "name": name,
+            "images": list(map(image_record, view.images)),
+            "prompt_token_ids": None if np.array_equal(view.token_ids, prompt.token_ids) else view.token_ids.tolist(),
+        }
+        for name, view in prompt.views.items()
+    ] or None
+
+
+def with_views(prompt: EncodedPrompt, records: Sequence[Mapping[str, Any]], media: Path) -> EncodedPrompt:
+    """The prompt with the views of its record.
+
+    Args:
+        media: The folder of their images.
+    """
+    views = {}
+    for each in records:
+        images, ids = tuple(image_of(image, media) for image in each["images"]), each["prompt_token_ids"]
+        tokens = prompt.token_ids if ids is None else np.array(ids, np.int32)
+        views[each["name"]] = replace(prompt, images=images, token_ids=tokens)
+    return replace(prompt, views=views) if views else prompt
 
 
 def segment_records(segments: Sequence[Segment]) -> list[dict[str, Any]] | None:

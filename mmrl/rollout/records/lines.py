@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.rollout.records.episodes import episode_fields, image_record
+from mmrl.rollout.records.episodes import episode_fields, image_record, view_records
 from mmrl.token_columns import COLUMNS
 from mmrl.types import FloatArray, ScoredGroup
 
@@ -59,6 +59,8 @@ def _record(scored: ScoredGroup, member: int, *, greedy: bool) -> dict[str, Any]
         "greedy": greedy,
         **{each.record: short_floats(getattr(rollout, each.name)) for each in COLUMNS if each.known == "sampled"},
         **episode_fields(rollout),
+        **({"views": view_records(prompt)} if prompt.views else {}),
+        **({"view": rollout.view} if rollout.view else {}),
     }
 
 
@@ -73,6 +75,8 @@ def _plain(value: Any) -> Any:
         return short_floats(value) if value.dtype == np.float32 else value.tolist()
     if isinstance(value, list):
         return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
     return value
 
 

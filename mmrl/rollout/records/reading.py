@@ -15,9 +15,9 @@ import numpy as np
 
 from mmrl.config.evaluation_names import WORD
 from mmrl.errors import DataError
-from mmrl.rollout.records.episodes import episode_of, image_of, segments_of
+from mmrl.rollout.records.episodes import episode_of, image_of, segments_of, with_views
 from mmrl.rollout.records.lines import plain_record
-from mmrl.token_columns import COLUMNS, TokenColumn
+from mmrl.token_columns import COLUMNS, VIEW_COLUMNS, TokenColumn
 from mmrl.types import (
     Candidate,
     CreditedGroup,
@@ -260,9 +260,27 @@ def _updates(record: Mapping[str, Any], logprobs: FloatArray) -> list[PreUpdateS
     entropies = record.get("update_entropy") or []
     found = record.get("update_logprobs") or [logprobs] * len(entropies)
     return [
-        PreUpdateStatistics(_floats(record, "update_logprobs", of=each), _floats(record, "update_entropy", of=entropy))
-        for each, entropy in zip(found, entropies, strict=True)
+        PreUpdateStatistics(
+            _floats(record, "update_logprobs", of=each),
+            _floats(record, "update_entropy", of=entropy),
+            _views(record, number),
+        )
+        for number, (each, entropy) in enumerate(zip(found, entropies, strict=True))
     ]
+
+
+def _views(record: Mapping[str, Any], update: int) -> dict[str, PreUpdateStatistics]:
+    """The statistics of an optimizer step given each view; none if the record has none."""
+    columns = {column.name: (column.record, record.get(column.record) or {}) for column in VIEW_COLUMNS}
+
+    def numbers(name: str, view: str) -> FloatArray:
+        key, by_view = columns[name]
+        return _floats(record, key, of=by_view[view][update])
+
+    return {
+        view: PreUpdateStatistics(numbers("logprobs", view), numbers("entropy", view))
+        for view in columns["logprobs"][1]
+    }
 
 
 def _floats(record: Mapping[str, Any], key: str, dtype: Any = np.float32, of: Any = None) -> FloatArray:
@@ -336,6 +354,7 @@ def _parsed(record: Mapping[str, Any], media: Path, where: str) -> RecordedRollo
         images=tuple(image_of(each, media) for each in record["images"]),
         epoch=record.get("epoch", 0),
     )
+    prompt = with_views(prompt, record.get("views") or (), media)
     ids, logprobs = np.array(record["token_ids"], np.int32), np.array(record["sampler_logprobs"], np.float32)
     rollout = Rollout(
         prompt=prompt,
@@ -345,6 +364,7 @@ def _parsed(record: Mapping[str, Any], media: Path, where: str) -> RecordedRollo
         finish_reason=record["finish_reason"],
         weight_version=record["weight_version"],
         greedy=record["greedy"],
+        view=record.get("view") or "",
         **episode_of(record, media),
     )
     return RecordedRollout(rollout, record["rewards"], record["valid"], record["greedy"], where)

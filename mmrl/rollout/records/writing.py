@@ -13,11 +13,21 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mmrl.rollout.records.columns import AS_JSON, BY_BYTE, GROUP, ROLLOUT, SCHEMA, escaped, listed
-from mmrl.rollout.records.episodes import episode_fields, image_record, segment_records
+from mmrl.rollout.records.columns import (
+    AS_JSON,
+    BY_BYTE,
+    GROUP,
+    GROUP_WITH_VIEWS,
+    ROLLOUT,
+    ROLLOUT_WITH_VIEWS,
+    SCHEMA,
+    escaped,
+    listed,
+)
+from mmrl.rollout.records.episodes import episode_fields, image_record, segment_records, view_records
 from mmrl.rollout.records.lines import plain_columns
 from mmrl.system.redaction import Redactor
-from mmrl.token_columns import COLUMNS, TokenColumn
+from mmrl.token_columns import COLUMNS, VIEW_COLUMNS, TokenColumn
 from mmrl.types import CreditedGroup, PreUpdateStatistics, Prompt, Rollout, ScoredGroup
 
 ROW_GROUP_TOKENS = 2**18
@@ -31,11 +41,12 @@ def write_groups(file: BinaryIO, groups: Iterable[CreditedGroup], state: Mapping
         state: The algorithm's state before the step.
         redact: Applied to every text.
     """
-    text = _Text(redact)
+    text, groups = _Text(redact), list(groups)
+    schema = GROUP_WITH_VIEWS if any(group.scored.group.prompt.views for group in groups) else GROUP
     metadata = {"schema": str(SCHEMA), "algorithm_state": text.json(state)}
     with pq.ParquetWriter(
         file,
-        GROUP,
+        schema,
         compression="zstd",
         use_dictionary=False,
         column_encoding=dict.fromkeys(BY_BYTE, "BYTE_STREAM_SPLIT"),
@@ -47,7 +58,7 @@ def write_groups(file: BinaryIO, groups: Iterable[CreditedGroup], state: Mapping
     ) as writer:
         writer.add_key_value_metadata(metadata)
         for part in _parts(groups):
-            writer.write_batch(_batch(part, text))
+            writer.write_batch(_batch(part, text, schema))
 
 
 def _parts(groups: Iterable[CreditedGroup]) -> Iterator[list[tuple[int, CreditedGroup]]]:
@@ -95,7 +106,7 @@ class _Text:
                 return value
 
 
-def _batch(part: Sequence[tuple[int, CreditedGroup]], text: _Text) -> pa.RecordBatch:
+def _batch(part: Sequence[tuple[int, CreditedGroup]], text: _Text, schema: pa.Schema) -> pa.RecordBatch:
     groups = [group for _, group in part]
     prompts = [group.scored.group.prompt for group in groups]
     places = [group.scored.place or (None, None) for group in groups]
@@ -123,11 +134,17 @@ def _batch(part: Sequence[tuple[int, CreditedGroup]], text: _Text) -> pa.RecordB
         "columns_as_text": [[(text(name), text(value)) for name, value in others.items()] for _, others in columns],
         "demonstration": [text(prompt.prompt.demonstration) for prompt in prompts],
         "candidates": [_candidates(prompt.prompt, text) for prompt in prompts],
+        "views": [text.within(view_records(prompt)) for prompt in prompts],
         "rollouts": pa.ListArray.from_arrays(
-            _offsets(len(each) for each in members), _rollouts([member for each in members for member in each], text)
+            _offsets(len(each) for each in members),
+            _rollouts(
+                [member for each in members for member in each],
+                text,
+                ROLLOUT_WITH_VIEWS if schema is GROUP_WITH_VIEWS else ROLLOUT,
+            ),
         ),
     }
-    return pa.record_batch([_array(found[field.name], field.type) for field in GROUP], schema=GROUP)
+    return pa.record_batch([_array(found[field.name], field.type) for field in schema], schema=schema)
 
 
 def _candidates(prompt: Prompt, text: _Text) -> list[dict[str, Any]] | None:
@@ -175,7 +192,7 @@ def _members(group: CreditedGroup) -> Iterator[_Member]:
         yield _Member(group.scored.greedy, 0)
 
 
-def _rollouts(members: Sequence[_Member], text: _Text) -> pa.StructArray:
+def _rollouts(members: Sequence[_Member], text: _Text, kind: pa.StructType) -> pa.StructArray:
     rollouts = [member.rollout for member in members]
     found: dict[str, Any] = {
         "index": [rollout.index for rollout in rollouts],
@@ -210,8 +227,21 @@ def _rollouts(members: Sequence[_Member], text: _Text) -> pa.StructArray:
         ],
         "failure": [text(each.get("failure")) for each in fields],
     }
-    arrays = [_array(found.get(field.name, [None] * len(members)), field.type) for field in ROLLOUT]
-    return pa.StructArray.from_arrays(arrays, fields=list(ROLLOUT))
+    if kind is ROLLOUT_WITH_VIEWS:
+        found["view"] = [rollout.view or None for rollout in rollouts]
+        found |= {column.record: [_of_views(member, column) for member in members] for column in VIEW_COLUMNS}
+    arrays = [_array(found.get(field.name, [None] * len(members)), field.type) for field in kind]
+    return pa.StructArray.from_arrays(arrays, fields=list(kind))
+
+
+def _of_views(member: _Member, column: TokenColumn) -> list[tuple[str, list[Any]]] | None:
+    """By view, the numbers of each optimizer step that took the rollout in; None where there are none."""
+    names = dict.fromkeys(name for update in member.updates for name in update.views)
+    nothing = np.zeros(0, np.float32)
+    return [
+        (name, [getattr(each.views[name], column.name) if name in each.views else nothing for each in member.updates])
+        for name in names
+    ] or None
 
 
 def _token_column(column: TokenColumn, members: Sequence[_Member]) -> dict[str, Any]:
