@@ -32,7 +32,10 @@ from tests.faults.runs import REWARDS, Runs, fake, records, rollouts
 KL = {"kl": {"coef": 0.1, "target": 0.05, "horizon": 10.0}}
 EARLY = [{"name": f"{REWARDS}:early"}]
 TWICE = {"learner": {"lr": 1e-2, "minibatches": 2, "epochs": 2}}
-ALGORITHMS = sorted({entry.name for entry in entry_points(group="mmrl.algorithms")} - {"sft", "gigpo", "papo", "noisy_rollout"})
+ALGORITHMS = sorted(
+    {entry.name for entry in entry_points(group="mmrl.algorithms")} - {"sft", "gigpo", "papo", "noisy_rollout"}
+)
+"""Those that learn from completions of texts."""
 PARTS = ("rewards", "selection", "advantages", "updates", "metrics", "loss", "log-probs")
 
 
