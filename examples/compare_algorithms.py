@@ -58,8 +58,9 @@ ALWAYS = (
     "reward/mean", "reward/std", "reward/exact_mean", "group/zero_signal_fraction", "group/all_correct_fraction",
     "group/all_wrong_fraction", "advantage/mean", "advantage/abs_mean", "advantage/max", "policy/entropy",
     "policy/grad_norm", "policy/ppo_kl", "policy/ppo_kl_k3", "mismatch/logprob_abs_mean", "mismatch/logprob_abs_max",
-    "mismatch/kl", "length/completion_mean", "length/truncated_fraction", "loss/total", "loss/policy", "lr",
-    "perf/step_s", "perf/sync_s", "perf/generate_s", "perf/score_s", "perf/logprob_s", "perf/update_s",
+    "mismatch/kl", "mismatch/token_mult_prob_error", "length/completion_mean", "length/truncated_fraction",
+    "loss/total", "loss/policy", "lr", "perf/step_s", "perf/sync_s", "perf/generate_s", "perf/score_s",
+    "perf/logprob_s", "perf/update_s",
     "perf/tokens_per_s", "perf/memory_bytes_max",
 )  # fmt: skip
 """Metrics of every training step, whatever the algorithm; plugins/README.md defines them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -377,8 +378,9 @@ def test_the_console_tells_the_start_a_line_per_step_and_the_end(runs):
     begin = next(index for index, line in enumerate(lines) if line.startswith("step"))
     titles = [line.split()[0] for line in lines[:begin] if line[0] != " "]
     assert titles == ["run", "model", "train", "eval", "batches", "files", "Ctrl-C", "engines"]
-    assert [line.strip() for line in lines[begin - 3 : begin - 1]] == ["the sampler starts", "the learner starts"]
-    assert lines[begin - 1].strip().startswith("ready after ")
+    assert [line.strip() for line in lines[begin - 4 : begin - 2]] == ["the sampler starts", "the learner starts"]
+    assert lines[begin - 2].strip().startswith("ready after ")
+    assert re.match(r"the audit: \d+ probes of numbers and sight are well, .* s", lines[begin - 1].strip())
     steps = lines[begin : begin + 4]
     assert steps.pop(1).startswith("numerics: float32: the learner is ")
     assert [line.split()[:2] for line in steps] == [["step", f"{step}/2"] for step in (0, 1, 2)]

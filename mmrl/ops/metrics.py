@@ -156,6 +156,7 @@ def mismatch_metrics(gap: Gap) -> dict[str, float]:
         "mismatch/logprob_abs_mean": gap.abs_mean,
         "mismatch/logprob_abs_max": gap.abs_max,
         "mismatch/kl": gap.kl,
+        "mismatch/token_mult_prob_error": gap.ratio,
     }
 
 

@@ -150,6 +150,8 @@ class TrainingRun:
             config, engine, scorer, recorder.progress, setup.penalties, event=recorder.event, player=player
         )
         watchdog = step_watchdog(config.trainer.step_timeout_s, engine, collector, directory)
+        with watchdog.watch("the audit"):
+            self._audit(engine)
         profiler = Profiler(
             engine,
             directory.path / "profile",
@@ -198,6 +200,16 @@ class TrainingRun:
         directory.write_origins(self._origins, [change.key for change in self._start.changes])
         directory.write_config(to_yaml(config))
         return engine, found
+
+    def _audit(self, engine: Engine) -> None:
+        """Probe what the engine computes, if there are steps to come."""
+        from mmrl.step.audit.start_audit import audit
+
+        saved = self._start.saved
+        if saved is not None and saved.step >= self._config.trainer.steps:
+            return
+        if told := audit(engine, self._setup.encoder, self._config, self._tell):
+            self._console.line(f"{'':{INDENT}}{told}")
 
     def _fit(self, trainer: Trainer) -> None:
         """Train from the start, or from the checkpoint."""

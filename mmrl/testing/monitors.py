@@ -25,8 +25,9 @@ _NAMES = (
     "group/zero_signal_fraction", "group/all_correct_fraction", "group/all_wrong_fraction", "advantage/mean",
     "advantage/abs_mean", "advantage/max", "policy/entropy", "policy/grad_norm", "policy/clip_fraction_high",
     "policy/clip_fraction_low", "policy/ppo_kl", "policy/ppo_kl_k3", "policy/skipped_updates", "kl/reference",
-    "mismatch/logprob_abs_mean", "mismatch/logprob_abs_max", "mismatch/kl", "length/completion_mean",
-    "length/completion_max", "length/truncated_fraction", "loss/total", "loss/policy", "lr", "perf/step_s",
+    "mismatch/logprob_abs_mean", "mismatch/logprob_abs_max", "mismatch/kl", "mismatch/token_mult_prob_error",
+    "length/completion_mean", "length/completion_max", "length/truncated_fraction", "loss/total", "loss/policy", "lr",
+    "perf/step_s",
 )  # fmt: skip
 _OF_EVALUATIONS = (
     "eval/accuracy", "eval/reward_mean", "eval/unscored_fraction", "eval/length/completion_mean",

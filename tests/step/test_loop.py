@@ -509,7 +509,8 @@ CONTRACT = {
     "reward/mean", "reward/std", "reward/right_mean", "reward/other_mean", "eval/accuracy", "eval/reward_mean",
     "group/zero_signal_fraction", "advantage/abs_mean", "policy/entropy", "policy/grad_norm",
     "policy/clip_fraction_high", "policy/clip_fraction_low", "kl/reference", "mismatch/logprob_abs_mean",
-    "mismatch/logprob_abs_max", "mismatch/kl", "length/completion_mean", "length/truncated_fraction", "loss/policy",
+    "mismatch/logprob_abs_max", "mismatch/kl", "mismatch/token_mult_prob_error", "length/completion_mean",
+    "length/truncated_fraction", "loss/policy",
     "lr", "perf/step_s", "perf/sync_s", "perf/generate_s", "perf/score_s", "perf/logprob_s", "perf/update_s",
     "perf/prompts_s", "perf/credit_s", "perf/check_s", "perf/record_s", "perf/other_s", "perf/eval_s", "perf/save_s",
     "perf/tokens_per_s", "perf/generate_tokens_per_s", "perf/update_tokens_per_s", "perf/score_share",
@@ -531,6 +532,7 @@ def test_a_step_logs_every_metric_of_the_contract(run):
     assert values["advantage/max"] == pytest.approx(0.866, abs=1e-3) and abs(values["advantage/mean"]) < 0.866
     assert not any(name.startswith("rollout/") or name == "reward/greedy_mean" for name in values)
     assert values["group/zero_signal_fraction"] == 0 and values["mismatch/kl"] == 0
+    assert values["mismatch/token_mult_prob_error"] == 1
     completion = sum(len(r.token_ids) for group in done.recorder.rolled[1] for r in group.scored.group.rollouts)
     assert values["perf/generate_tokens_per_s"] == pytest.approx(completion / values["perf/generate_s"])
     assert values["perf/update_tokens_per_s"] == pytest.approx(completion / values["perf/update_s"])
@@ -768,6 +770,7 @@ def test_warned_of_a_mismatch_the_run_goes_on(run):
     assert done.recorder.saved == [0, 3]
     assert [event["verdict"] for event in done.recorder.events] == ["stop"] * 4  # the self-check and three steps
     assert done.recorder.logged[2]["mismatch/logprob_abs_max"] == pytest.approx(0.01, rel=1e-3)
+    assert done.recorder.logged[2]["mismatch/token_mult_prob_error"] == pytest.approx(np.exp(0.01), rel=1e-5)
 
 
 def test_the_same_gap_is_fine_in_bfloat16(run):

@@ -4,7 +4,7 @@
 - ``probe_prompts.py``: prompts with drawn images, and ``fitting``, those that fit a run.
 - ``probed.py``: ``probed`` samples from the prompts and scores them in several ways; ``Probed`` has the numbers.
 - ``agreement.py`` and ``sight.py``: rows from a ``Probed``.
-- ``start_audit.py``: ``cheap_rows``, the rows that ``mmrl train`` asks for, and ``StartAudit``, which acts on them.
+- ``start_audit.py``: ``cheap_rows``, the rows that ``mmrl train`` asks for, and ``audit``, which acts on them.
 
 A further probe is a function from a ``Probed`` to ``ProbeRow``s. One that needs more than that (an update, texts,
 tools) is a generator of rows from ``(Engine, PromptEncoder, Config)``, as ``cheap_rows`` is. All use the seams of

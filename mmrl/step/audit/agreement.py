@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 
 from mmrl.ops.parity import LIMITS, Gap, Limits
 from mmrl.step.audit.probe_row import ProbeRow
@@ -10,28 +11,41 @@ from mmrl.step.audit.probed import Probed
 
 FEW = 2.0
 """The mean over a prompt's few tokens may be this many times the bound of one over many, up to a quantile's."""
+FAR = {"float32": 30.0, "bfloat16": inf}
+"""Gaps with images may be this many times those without; in bfloat16, one token at another expert is far off."""
 SHARED = "a shared prompt, or other samples in the row"
 
 
 def agreement_rows(probed: Probed) -> Iterator[ProbeRow]:
     """A row for each prompt and pair of computations."""
     yield from _learner_rows(probed)
-    bound = bound_of_few(probed.limits)
+    told_of = {prompt.name: probed.of(prompt.name, sampled=True) for prompt in probed.prompts}
+    texts = [i for prompt in probed.prompts if not prompt.has_images for i in told_of[prompt.name]]
+    noise = max(probed.noise, probed.sampler_gap(texts).abs_mean)
     for prompt in probed.prompts:
-        if places := probed.of(prompt.name, sampled=True):
-            found = f"sampler and learner are {told(probed.sampler_gap(places))} apart"
-            yield ProbeRow.at_most(
-                f"sampler = learner, {prompt.name}",
-                probed.sampler_gap(places).abs_mean,
-                bound,
-                found,
-                f"in the sampler: {prompt.finds}; weights that did not arrive",
-            )
+        if not (places := told_of[prompt.name]):
+            continue
+        gap = probed.sampler_gap(places)
+        bound = sharp(probed, noise) if prompt.has_images else few(probed.limits)
+        found = f"sampler and learner are {told(gap)} apart"
+        finds = f"in the sampler: {prompt.finds}; weights that did not arrive"
+        yield ProbeRow.at_most(f"sampler = learner, {prompt.name}", gap.abs_mean, bound, found, finds)
 
 
-def bound_of_few(limits: Limits) -> float:
-    """The bound of a mean over the few tokens of a prompt, in nats."""
+def few(limits: Limits) -> float:
+    """The bound of a mean over the few tokens of a prompt, by the limits alone, in nats."""
     return min(FEW * limits.mean_stop, limits.p99_stop)
+
+
+def sharp(probed: Probed, noise: float) -> float:
+    """The bound of a mean over the few tokens of a prompt, in nats.
+
+    A fault of images or positions may be smaller than the limits of a type, and far above the noise of a network.
+
+    Args:
+        noise: The gap of the same two computations, without images.
+    """
+    return min(few(probed.limits), max(LIMITS[probed.precision].mean_warn, FAR[probed.precision] * noise))
 
 
 def _learner_rows(probed: Probed) -> Iterator[ProbeRow]:
@@ -42,7 +56,7 @@ def _learner_rows(probed: Probed) -> Iterator[ProbeRow]:
         places = probed.of(prompt.name)
         gap = probed.gap(places)
         # Without images it is the noise that others are judged by: no sound network has as much as this bound.
-        bound = bound_of_few(probed.limits) if prompt.has_images else limits.noise_stop
+        bound = sharp(probed, probed.noise) if prompt.has_images else limits.noise_stop
         found = f"the learner, packed, is {told(gap)} from {probed.plain or 'itself one by one'}"
         if not gap.abs_mean <= bound:
             if not single:

@@ -23,7 +23,6 @@ PROMPT_TOKENS = 480
 """Tokens of all prompts beyond the first four, which are always asked."""
 IMAGE, OTHER, MOVED = "one image", "another image", "the mark moved"
 """Prompts of one text, whose images have one size."""
-TEXT = "no image"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +69,8 @@ def images() -> Mapping[str, RawImage]:
 
 _QUESTION = "<image>Where is the mark?"
 _PROBES: Sequence[tuple[str, str, Sequence[str], int, str]] = (
-    (TEXT, "What is 3 plus 4?", (), 2, "wrong weights, a wrong template, a wrong mask or temperature"),
-    (IMAGE, _QUESTION, ("a",), 2, "images that are dropped, their positions and their grid"),
+    ("no image", "What is 3 plus 4?", (), 2, "wrong weights, a wrong template, a wrong mask or temperature"),
+    (IMAGE, _QUESTION, ("a",), 1, "images that are dropped, their positions and their grid"),
     (OTHER, _QUESTION, ("b",), 1, "an image in place of another, caches of images"),
     (MOVED, _QUESTION, ("moved",), 1, "rows and columns of an image that are mixed up"),
     ("a long text", f"{LONG}How many balls are blue?", (), 1, "positions of long texts, masks of windows"),

@@ -12,7 +12,7 @@ from mmrl.data.order import request_seed
 from mmrl.engine_api import Engine, PromptEncoder, SamplingRequest, Way
 from mmrl.errors import DataError
 from mmrl.ops.parity import LIMITS, WIDER, Gap, Limits
-from mmrl.step.audit.probe_prompts import IMAGE, MOVED, OTHER, TEXT, ProbePrompt, fitting
+from mmrl.step.audit.probe_prompts import IMAGE, MOVED, OTHER, ProbePrompt, fitting
 from mmrl.step.token_gap import gap_of
 from mmrl.step.token_gap import sampled as told_by_sampler
 from mmrl.token_columns import POLICY
@@ -20,8 +20,8 @@ from mmrl.types import FloatArray, Sample
 
 NEW_TOKENS = 6
 """Most tokens of a completion."""
-CROSSED = ((IMAGE, OTHER), (OTHER, IMAGE), (IMAGE, MOVED), (MOVED, IMAGE))
-"""Prompts, and those whose first completion each gets besides its own."""
+CROSSED = ((IMAGE, OTHER), (IMAGE, MOVED))
+"""Prompts, and those whose first completion each gets besides its own; so it is shared in the packed row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +185,6 @@ def score(engine: Engine, samples: Sequence[Sample], way: Way) -> list[FloatArra
         return learner.network(POLICY).score(samples, way=way)
 
 
-def mean_abs(parts: Sequence[FloatArray]) -> float:
-    """Mean size of all values; 0 of none."""
-    values = np.concatenate([np.zeros(0), *parts])
+def mean_abs(values: FloatArray) -> float:
+    """Mean size of the values; 0 of none."""
     return float(np.abs(values).mean()) if len(values) else 0.0
-
-
-__all__ = ["IMAGE", "MOVED", "OTHER", "TEXT", "Answered", "Probed", "mean_abs", "probed", "score"]

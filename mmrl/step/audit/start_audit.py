@@ -12,7 +12,6 @@ from mmrl.step.audit.agreement import agreement_rows
 from mmrl.step.audit.probe_row import ProbeRow
 from mmrl.step.audit.probed import probed
 from mmrl.step.audit.sight import sight_rows
-from mmrl.system.rng_state import generators, set_generators
 
 SHOWN = 4
 """Bad rows that an error names."""
@@ -29,40 +28,29 @@ def cheap_rows(engine: Engine, encoder: PromptEncoder, config: Config) -> Iterat
         yield from sight_rows(found)
 
 
-class StartAudit:
-    """Audits a run before its first step.
+def audit(engine: Engine, encoder: PromptEncoder, config: Config, event: Callable[..., None]) -> str:
+    """Ask for the cheap rows, before anything is trained; returns a sentence on them, or nothing without any.
 
     Args:
-        event: Called with a kind and fields for each bad row, and once for all.
+        event: Called with a kind and fields for each bad row.
+
+    Raises:
+        NumericsError: A row is bad, and ``trainer.on_mismatch`` is ``stop``.
     """
-
-    def __init__(self, config: Config, engine: Engine, encoder: PromptEncoder, event: Callable[..., None]) -> None:
-        self._config, self._engine, self._encoder, self._event = config, engine, encoder, event
-
-    def check(self) -> None:
-        """Ask for the cheap rows; no random generator of this process moves.
-
-        Raises:
-            NumericsError: A row is bad, and ``trainer.on_mismatch`` is ``stop``.
-        """
-        state, start = generators(), time.perf_counter()
-        try:
-            rows = list(cheap_rows(self._engine, self._encoder, self._config))
-        finally:
-            set_generators(state)
-        bad = [row for row in rows if row.verdict == "bad"]
-        for row in bad:
-            self._event("mismatch", message=f"{row.probe}: {row.found}", verdict="stop", probe=row.probe)
-        if bad and self._config.trainer.on_mismatch == "stop":
-            raise _error(bad)
-        if rows and not bad:
-            worst = max(rows, key=lambda row: row.ratio)
-            message = (
-                f"{plural(len(rows), 'probe')} of sampler, learner and sight agree; the worst, {worst.probe}, reaches "
-                f"{worst.ratio:.0%} of its bound"
-            )
-            seconds = time.perf_counter() - start
-            self._event("audit", message=f"{message}; {seconds:.1f} s", probes=len(rows), seconds=seconds)
+    start, rows = time.perf_counter(), list(cheap_rows(engine, encoder, config))
+    seconds = time.perf_counter() - start
+    bad = [row for row in rows if row.verdict == "bad"]
+    for row in bad:
+        event("mismatch", message=f"{row.probe}: {row.found}", verdict="stop", probe=row.probe)
+    if bad and config.trainer.on_mismatch == "stop":
+        raise _error(bad)
+    if not rows:
+        return ""
+    if bad:
+        return f"the audit: {len(bad)} of {plural(len(rows), 'probe')} are bad; {seconds:.1f} s"
+    worst = max(rows, key=lambda row: row.ratio)
+    close = f"{worst.ratio:.1%} of its bound at most ({worst.probe})"
+    return f"the audit: {plural(len(rows), 'probe')} of numbers and sight are well, {close}; {seconds:.1f} s"
 
 
 def _error(bad: list[ProbeRow]) -> NumericsError:
