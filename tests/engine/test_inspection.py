@@ -63,6 +63,10 @@ def test_a_weight_that_only_one_tensor_parallel_rank_has_is_found_once_the_other
     whole = torch.randn(4, 12)
     left, right = (holding(part) for part in whole.chunk(2, 1))
     assert not left.holds(whole, torch.float32, 2)
+    fused = torch.randn(12)
+    of_ranks = [torch.cat([part[2 * rank : 2 * rank + 2] for part in fused.chunk(3)]) for rank in range(2)]
+    assert holding(*of_ranks).holds(fused, torch.float32, 2)
+    assert not holding(*of_ranks).holds(fused + 1, torch.float32, 2)
     left.add(right)
     assert left.holds(whole, torch.float32, 2)
 

@@ -77,6 +77,8 @@ def _turn_row(encoder: Encoder, name: str, content: Content, *, needed: bool) ->
     probe = f"turns with {name}"
     try:
         role = encoder.ways_of_observations(images=name == "images")[name]
+        if accepted := encoder.deviation(images=name == "images"):
+            return counted(probe, 0, f"tokens differ but for what environment.keep_thoughts accepts: {accepted}", TURNS)
         appended, whole = encoder.exchange(content, "tool")
     except ConfigError as error:
         told = f"refused: {error.what}" + ("" if needed else "; this run has no environment, and one would be refused")

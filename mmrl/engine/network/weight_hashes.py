@@ -63,6 +63,8 @@ class WeightHashes:
         """
         width = weight.shape[-1] if weight.dim() else 1
         ways = [[weight], list(weight.chunk(parts, -1)) if parts > 1 and width % parts == 0 else []]
+        if weight.dim() == 1 and parts > 1 and width % (3 * parts) == 0:  # q, k and v in one, each of them in parts
+            ways.append(list(weight.chunk(3 * parts)))
         if weight.dim() == 3:  # experts, turned
             ways.append([weight.transpose(1, 2)])
         if any(way and all(self._has(part, dtype) for part in way) for way in ways):

@@ -33,7 +33,7 @@ WEIGHTS = ["weights, before an update", "update moved", "weights, after an updat
 AFTER = ["learner = plain transformers, after an update", "sampler = learner, after an update"]
 
 
-def config_of(model: Path, sampler: str = "hf", precision: str = "float32", **sections: Any) -> Config:
+def config_of(model: Path, sampler: str = "hf", precision: str = "float32", /, **sections: Any) -> Config:
     engine = {"engine": {"kv_cache_memory_bytes": 2**26}} if sampler == "vllm" else {}
     values: dict[str, Any] = {
         "model": {"path": str(model), "dtype": precision},
@@ -43,8 +43,9 @@ def config_of(model: Path, sampler: str = "hf", precision: str = "float32", **se
         "sampler": {"name": sampler, "group_size": 2, "max_new_tokens": 8, **engine},
         "trainer": {"steps": 1, "prompts_per_step": 2},
     }
-    return from_mapping({key: {**value, **sections.pop(key, {})} if isinstance(value, dict) else value
-                         for key, value in values.items()} | sections)  # fmt: skip
+    for key, given in sections.items():
+        values[key] = {**values.get(key, {}), **given} if isinstance(given, dict) else given
+    return from_mapping(values)
 
 
 def in_a_fork(worker: object, values: dict[str, Any], folder: Path, fault: Callable[[], None] | None) -> list[Finding]:
@@ -139,6 +140,8 @@ def test_two_ranks_have_no_bad_row(sampler, models, warm_engines, tmp_path):
         sampler=sampler,
         learner={"zero_stage": 3},
         cluster={"name": "ray", "ranks": 2},
+        data={"train": {"name": "table", "path": "none.jsonl"}},  # all nodes must have the run's plugins
+        rewards=[{"name": "math"}],
     )
     rows: list[Finding] = []
     with ranks_forked_from(warm_engines):
@@ -246,6 +249,15 @@ def test_turns_that_a_template_cannot_carry_are_bad_for_a_run_that_needs_them(ne
 
     (row,) = turn_rows(cast(Any, SimpleNamespace(ways_of_observations=refuse)), cast(Any, None), None, needed=needed)
     assert row.verdict == verdict and "cannot carry" in row.found
+
+
+def test_thoughts_that_a_run_lets_a_template_remove_are_told_and_are_not_bad():
+    encoder = SimpleNamespace(
+        ways_of_observations=lambda images: {"text": "tool"},
+        deviation=lambda images: "it removes thoughts from earlier turns",
+    )
+    (row,) = turn_rows(cast(Any, encoder), cast(Any, None), None, needed=True)
+    assert row.verdict == "ok" and "keep_thoughts accepts: it removes thoughts" in row.found
 
 
 def test_a_model_that_cannot_be_opened_is_a_row_and_what_was_not_looked_at_another(tmp_path):
