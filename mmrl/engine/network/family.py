@@ -156,7 +156,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             ),
             Family(
                 "qwen3_5_text",
-                "Qwen3.5 to Qwen3.8 without vision, dense",
+                "Qwen3.5, Qwen3.6 and Qwen3.8 without vision, dense",
                 limits=MappingProxyType({"vllm": BFLOAT16_STATES}),
             ),
             _INTERNVL,
