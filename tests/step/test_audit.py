@@ -220,6 +220,7 @@ def trained(
     """Trains a step of a model on rows with an image; returns the process and the run's events."""
 
     def train(model: Path, **sections: Any) -> tuple[Any, list[Any]]:
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
         (tmp_path / "image.png").write_bytes(picture(56, 56).data)
         row = {"problem": "<image>What is this?", "answer": "1", "images": ["image.png"]}
         (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n" + json.dumps({**row, "problem": "<image>?"}))
