@@ -37,7 +37,12 @@ def group_document(run: ViewedRun, kind: str, step: int, group: int) -> Document
         "prompt_tokens": len(first["prompt_token_ids"]),
         "members": [_member(each, vocabulary) for each in records],
         **({"candidates": first["candidates"]} if first.get("candidates") else {}),
+        **({"views": _views(first["views"])} if first.get("views") else {}),
     }
+
+
+def _views(records: Sequence[Mapping[str, Any]]) -> list[Document]:
+    return [{"name": each["name"], "images": each["images"]} for each in records]
 
 
 def _member(record: Mapping[str, Any], vocabulary: Vocabulary) -> Document:
@@ -52,6 +57,7 @@ def _member(record: Mapping[str, Any], vocabulary: Vocabulary) -> Document:
         "turn_rewards": None if episode is None else [turn["reward"] for turn in episode],
         "tokens": _tokens(record, vocabulary),
         **({} if episode is None else {"episode": episode}),
+        **({"view": record["view"]} if record.get("view") else {}),
     }
 
 

@@ -19,6 +19,7 @@ from mmrl.ops.objective import (
     pack_tokens,
     partial_loss,
     reduce_partials,
+    seen_samples,
     training_rows,
 )
 from mmrl.types import Batch, Credit, EncodedPrompt, Prompt, Sample, Segment, TokenLoss
@@ -323,3 +324,26 @@ def test_an_error_of_a_loss_has_the_hint_too(rows):
         partial_loss(Curious({}), list(rows.values()), torch.zeros(9), torch.zeros(9))
     hint = "this run has no reference_logprobs_T: Needs(reference_logprobs=True) asks for it; it has advantages,"
     assert hint in caught.value.what
+
+
+def test_a_row_without_images_has_no_gradient_through_its_view(samples):
+    """It has its own log-probs there; and one with images has those given the view, in its place."""
+    seen = replace(samples[2].prompt, views={"other": samples[2].prompt})
+    samples = [samples[0], samples[1], replace(samples[2], prompt=seen)]
+    masks = [sample.mask for sample in samples]
+    columns = {"advantages": [np.ones(len(mask)) for mask in masks]}
+    found = training_rows(
+        samples, masks, columns, np.arange(3), Aggregation("token-mean"), range(3), views={"other": True}
+    )
+    rows = list(found.values())
+    assert [len(sample.token_ids) for sample in seen_samples(rows)] == [2, 4, 3, 3]
+    logprobs_T = torch.arange(12.0, requires_grad=True)
+    tokens = pack_tokens(rows, logprobs_T, torch.arange(12.0) + 20)
+    view = tokens.views["other"]
+    assert tokens.logprobs_T.tolist() == [0, 1, 2, 0, 0, 5, 6, 7, 8]  # a tool wrote two of them
+    assert view.logprobs_T.tolist() == [0, 1, 2, 0, 0, 5, 9, 10, 11]
+    assert view.entropy_T.tolist() == [20, 21, 22, 0, 0, 25, 29, 30, 31]
+    assert view.present_T.tolist() == [False] * 6 + [True] * 3
+    view.logprobs_T.sum().backward()
+    assert logprobs_T.grad is not None
+    assert logprobs_T.grad.tolist() == [0] * 9 + [1] * 3

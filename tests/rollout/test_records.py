@@ -246,6 +246,18 @@ def test_views_and_what_the_policy_makes_of_them_come_back_to_the_last_bit(tmp_p
     assert len(record["update_logprobs_of_views"]["masked"]) == 3
 
 
+def test_the_viewer_has_the_images_of_views_and_the_view_of_each_member(tmp_path: Path) -> None:
+    write(tmp_path, groups_with_views())
+    (tmp_path / "metrics.jsonl").touch()
+    document = group_document(ViewedRun(tmp_path), "step", 1, 0)
+    assert [(view["name"], view["images"][0]["hash"]) for view in document["views"]] == [
+        ("masked", "def"),
+        ("small", "fed"),
+    ]
+    assert [member.get("view") for member in document["members"]] == [None, "small", "small", None]
+    assert "views" not in group_document(ViewedRun(tmp_path), "step", 1, 1)
+
+
 def test_groups_with_views_wait_in_a_checkpoint_for_the_next_step(tmp_path: Path) -> None:
     made = [group.scored for group in groups_with_views()]
     records = json.loads(json.dumps(group_records(made)))

@@ -18,6 +18,7 @@ from mmrl.rollout.batch import rollouts_of
 from mmrl.runs.setup import RunSetup
 from mmrl.step.gather import demonstrated
 from mmrl.step.learn import LearnSettings, finished, learn
+from mmrl.step.views import ViewMaker
 from mmrl.system.clock import Clock
 from mmrl.types import EncodedPrompt
 
@@ -81,7 +82,8 @@ def calibrate(config: Config, setup: RunSetup) -> Measured:
     spec = setup.engine_spec(setup.algorithm)
     engine = start_engine(replace(spec, config=alone, with_sampler=setup.step_source.samples))
     try:
-        prompts = setup.prompts.each(setup.encoder.encode, count)
+        views = ViewMaker(alone, setup.algorithm, setup.encoder)
+        prompts = [views(prompt, 1) for prompt in setup.prompts.each(setup.encoder.encode, count)]
         _step(alone, setup, engine, prompts[:1])  # warms up
         small, large = (_step(alone, setup, engine, part) for part in (prompts[:1], prompts))
     finally:

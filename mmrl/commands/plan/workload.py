@@ -60,13 +60,14 @@ class Workload:
 
 
 def workload(
-    config: Config, shape: ModelShape, examples: Sequence[Example], *, group_size: int, share: bool
+    config: Config, shape: ModelShape, examples: Sequence[Example], *, group_size: int, share: bool, views: int = 0
 ) -> Workload:
     """The micro-batches of a step of these examples, one after the other and then again.
 
     Args:
         group_size: Completions of a prompt.
         share: True if completions share their prompt in a row.
+        views: Views that the algorithm scores, in each of which a prompt with images is in the row too.
     """
     learner, budget = config.learner, config.learner.tokens_per_microbatch
     group_ids = np.repeat(np.arange(config.trainer.prompts_per_step), group_size)
@@ -77,9 +78,9 @@ def workload(
         return lambda unit: shape.forward_flops(_work(shape, [unit], samples, share))
 
     rows = []
-    for units in shares_of(units_of(_items(samples), share=share), config.cluster.ranks, cost_in(samples)):
+    for units in shares_of(units_of(_items(samples, views), share=share), config.cluster.ranks, cost_in(samples)):
         own = [samples[index] for unit in units for index in unit.indices]
-        packed = plan_microbatches(units_of(_items(own), budget, share=share), budget, cost_in(own))
+        packed = plan_microbatches(units_of(_items(own, views), budget, share=share), budget, cost_in(own))
         rows.append([_work(shape, row, own, share) for row in packed])
     return Workload(rows, len(parts))
 
@@ -88,20 +89,24 @@ _Sample = tuple[int, Example]
 """A prompt's number and example."""
 
 
-def _items(samples: Sequence[_Sample]) -> list[Item]:
-    return [Item(prompt, example.prompt_tokens, example.completion_tokens) for prompt, example in samples]
+def _items(samples: Sequence[_Sample], views: int) -> list[Item]:
+    return [
+        Item(prompt, example.prompt_tokens, example.completion_tokens, 1 + views * bool(example.grids))
+        for prompt, example in samples
+    ]
 
 
 def _work(shape: ModelShape, row: Sequence[Unit], samples: Sequence[_Sample], share: bool) -> Work:
     """Work of one row of these samples; shared images go through the tower once."""
-    shown = [samples[unit.indices[0]] for unit in row]
-    seen = dict(shown).values() if share else [example for _, example in shown]
-    grids = [grid for example in seen for grid in example.grids]
-    own = [samples[index][1] for unit in row for index in unit.indices]
-    grids += [grid for example in own for grid in example.observed]
+    shown = [(samples[unit.indices[0]], unit.forms) for unit in row]
+    seen = {number: (example, forms) for (number, example), forms in shown}.values()
+    whole = seen if share else [(example, forms) for (_, example), forms in shown]
+    grids = [grid for example, forms in whole for grid in list(example.grids) * forms]
+    own = [(samples[index][1], unit.forms) for unit in row for index in unit.indices]
+    grids += [grid for example, _ in own for grid in example.observed]
     return shape.work(
         tokens=sum(unit.tokens for unit in row),
         pairs=sum(unit.pairs for unit in row),
-        predicted=sum(unit.predicted for unit in row) - sum(example.inserted_tokens for example in own),
+        predicted=sum(unit.predicted for unit in row) - sum(forms * example.inserted_tokens for example, forms in own),
         images=grids if shape.tower is not None else (),
     )

@@ -34,7 +34,7 @@ import { countOf, keyOf, lengthOf, memberName } from "./members.js";
 import { membersByGroup, stepBar, stepChanged, stepTargets, titleOf } from "./step.js";
 import { endTag, groupColumns, groupsOf, rolloutColumns } from "./step_tables.js";
 import { facts, ordered, table } from "./tables.js";
-import { counted, distinct, distinctInOrder, known, mean, number, valueText } from "./text.js";
+import { counted, distinct, distinctInOrder, known, mean, number, plain, valueText } from "./text.js";
 import { tokensNode } from "./tokens.js";
 
 export async function groupPage(run, kind, step, group) {
@@ -156,6 +156,9 @@ function groupPrompt(view) {
       "div",
       { class: "prompt-parts" },
       pictureRow(run, details.images ?? []),
+      (details.views ?? []).map((view) =>
+        fold(`group/view/${view.name}`, `view ${plain(view.name)}`, false, pictureRow(run, view.images)),
+      ),
       el(
         "div",
         { class: "messages" },
@@ -291,6 +294,7 @@ function memberCard(view, member, isChosen) {
       el("span", {}, `reward ${number(member.reward)}`),
       el("span", {}, counted(lengthOf(member) ?? 0, "token")),
       endTag(member.finish_reason, member.finish_reason === "length", member.valid),
+      member.view ? el("span", { class: "tag" }, `from view ${plain(member.view)}`) : "",
     ],
     () => chooseMember(view, keyOf(member)),
     { class: "member-head", "aria-pressed": String(isChosen), "data-key": keyOf(member) },

@@ -81,6 +81,15 @@ def test_a_plan_counts_parameters_images_and_rows(plan: Plan, models: Callable[[
     assert found["sampler"]["cache_per_token"] == 2 * 2 * 2 * 32 * 4  # keys and values, layers, heads, size, float32
 
 
+def test_scored_views_are_in_the_rows_too(plan: Plan) -> None:
+    papo = {"algorithm": {"name": "import:mmrl_algorithms.papo:PAPO"}}
+    (_, plain, _), (code, found, _) = (plan("--completion-tokens", "6", **sections) for sections in ({}, papo))
+    assert code == 0
+    for key in ("row_tokens_per_update", "patches_per_update"):
+        assert found["step"][key] == 2 * plain["step"][key]
+    assert found["step"]["sample_tokens"] == plain["step"]["sample_tokens"]
+
+
 def test_a_plan_tells_what_a_run_on_its_device_would_refuse(plan: Plan, models: Callable[[str], Path]) -> None:
     model = models("qwen3_5_text")
     code, found, _ = plan(model=model)
