@@ -308,6 +308,19 @@ class PromptEncoder(Protocol):
         """
         ...
 
+    def by_template(self, prompt: EncodedPrompt) -> IntArray:
+        """The prompt's tokens as the model's own chat template and processor write them, for an audit."""
+        ...
+
+    def exchange(self, content: Content, role: str) -> tuple[IntArray, IntArray]:
+        """Tokens of a question, a turn, an observation and the head of the next turn, for an audit: as an episode
+        appends them, and as the model's chat template writes the whole conversation.
+
+        Raises:
+            ConfigError: The template cannot carry such an observation.
+        """
+        ...
+
     def calls(self, text: str) -> tuple[Call, ...]:
         """The tool calls in a turn of the policy, in the format of the model's template."""
         ...

@@ -175,7 +175,7 @@ def test_the_probes_take_what_a_run_can(seeing, vision, bench):
 def test_a_run_that_samples_nothing_has_the_learners_rows(start, vision):
     found = rows(start(), vision)
     assert not bad(found) and {row.probe.split(",")[0] for row in found} == {
-        "learner = plain transformers", "sight", "sight of the learner",
+        "learner = plain transformers", "sight", "sight of the learner", "tokens of prompts", "ends of turns",
     }  # fmt: skip
 
 

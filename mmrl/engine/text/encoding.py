@@ -169,6 +169,16 @@ class Encoder:
         sizes = [(part.width, part.height) for part in content if not isinstance(part, str)]
         return appended, self._expand(self._tokenize(whole, OBSERVATION), sizes, OBSERVATION)
 
+    def by_template(self, prompt: EncodedPrompt) -> IntArray:
+        """See ``engine_api.PromptEncoder``."""
+        text, folder = self._render(prompt.prompt, bool(prompt.images)), self._folder
+        options: dict[str, Any] = {"text": [text], "add_special_tokens": False}
+        if not prompt.images:
+            return np.array(folder.tokenizer(**options)["input_ids"][0], np.int32)
+        images = [self._media.load(ref) for ref in prompt.images]
+        options |= folder.images.processor_arguments(self._media.grid)
+        return np.array(folder.processor(images=images, **options)["input_ids"][0], np.int32)
+
     @property
     def end_of_turn(self) -> int:
         """The id with which the chat template ends a turn of the assistant."""

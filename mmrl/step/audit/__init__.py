@@ -3,7 +3,8 @@
 - ``probe_row.py``: ``ProbeRow``, a probe's number, its bound, its verdict and what it finds.
 - ``probe_prompts.py``: prompts with drawn images, and ``fitting``, those that fit a run.
 - ``probed.py``: ``probed`` samples from the prompts and scores them in several ways; ``Probed`` has the numbers.
-- ``agreement.py`` and ``sight.py``: rows from a ``Probed``.
+- ``second_turn.py``: ``second_turns``, what is sampled after an answer, in a run with an environment.
+- ``agreement.py`` and ``sight.py``: rows from a ``Probed``; ``tokens.py``: rows of its prompts beside the template's.
 - ``start_audit.py``: ``cheap_rows``, the rows that ``mmrl train`` asks for, and ``audit``, which acts on them.
 
 A further probe is a function from a ``Probed`` to ``ProbeRow``s. One that needs more than that (an update, texts,

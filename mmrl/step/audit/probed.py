@@ -13,6 +13,7 @@ from mmrl.engine_api import Engine, PromptEncoder, SamplingRequest, Way
 from mmrl.errors import DataError
 from mmrl.ops.parity import LIMITS, WIDER, Gap, Limits
 from mmrl.step.audit.probe_prompts import IMAGE, MOVED, OTHER, ProbePrompt, fitting
+from mmrl.step.audit.second_turn import second_turns
 from mmrl.step.token_gap import gap_of
 from mmrl.step.token_gap import sampled as told_by_sampler
 from mmrl.token_columns import POLICY
@@ -126,7 +127,10 @@ def probed(engine: Engine, encoder: PromptEncoder, config: Config, *, new_tokens
         return None
     most = config.data.max_prompt_tokens
     prompts = fitting(encoder, max_tokens=most, max_images=int(facts.get("max_images", 0)))
-    samples = given(encoder, prompts) if facts.get("sampler") is None else sampled(engine, prompts, config, new_tokens)
+    if facts.get("sampler") is None:
+        samples = given(encoder, prompts)
+    else:
+        samples = sampled(engine, encoder, prompts, config, new_tokens)
     samples = crossed(samples)
     if not samples:
         return None
@@ -136,8 +140,10 @@ def probed(engine: Engine, encoder: PromptEncoder, config: Config, *, new_tokens
     return Probed(engine.precision, samples, packed, alone or score(engine, every, "single"), plain, engine)
 
 
-def sampled(engine: Engine, prompts: Sequence[ProbePrompt], config: Config, new_tokens: int) -> list[Answered]:
-    """The sampler's completions, at the run's temperature and from seeds of the probes' names."""
+def sampled(
+    engine: Engine, encoder: PromptEncoder, prompts: Sequence[ProbePrompt], config: Config, new_tokens: int
+) -> list[Answered]:
+    """The sampler's completions, at the run's temperature and from seeds of the probes' names; and second turns."""
     tokens = min(new_tokens, config.sampler.max_new_tokens)
     requests = [
         SamplingRequest(
@@ -147,12 +153,18 @@ def sampled(engine: Engine, prompts: Sequence[ProbePrompt], config: Config, new_
     ]
     with engine.sampling() as sampler:
         groups = dict(sampler.generate(requests))
-    return [
-        Answered(prompts[index], prompts[index].name, rollout.index, rollout, is_sampled=True)
-        for index in sorted(groups)
-        for rollout in groups[index].rollouts
-        if len(rollout.token_ids)
-    ]
+        found = [
+            Answered(prompts[index], prompts[index].name, rollout.index, rollout, is_sampled=True)
+            for index in sorted(groups)
+            for rollout in groups[index].rollouts
+            if len(rollout.token_ids)
+        ]
+        firsts = [(each.prompt, each.sample) for each in found if not each.member]
+        later = list(second_turns(encoder, config, firsts, tokens))
+        after = dict(sampler.generate([request for _, request in later]))
+    for index, (prompt, _) in enumerate(later):
+        found += [Answered(prompt, prompt.name, 0, rollout, is_sampled=True) for rollout in after[index].rollouts]
+    return found
 
 
 def given(encoder: PromptEncoder, prompts: Sequence[ProbePrompt]) -> list[Answered]:

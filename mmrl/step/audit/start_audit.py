@@ -12,6 +12,7 @@ from mmrl.step.audit.agreement import agreement_rows
 from mmrl.step.audit.probe_row import ProbeRow
 from mmrl.step.audit.probed import probed
 from mmrl.step.audit.sight import sight_rows
+from mmrl.step.audit.tokens import token_rows
 
 SHOWN = 4
 """Bad rows that an error names."""
@@ -26,6 +27,7 @@ def cheap_rows(engine: Engine, encoder: PromptEncoder, config: Config) -> Iterat
     if found is not None:
         yield from agreement_rows(found)
         yield from sight_rows(found)
+        yield from token_rows(found, encoder, config)
 
 
 def audit(engine: Engine, encoder: PromptEncoder, config: Config, event: Callable[..., None]) -> str:
@@ -41,7 +43,8 @@ def audit(engine: Engine, encoder: PromptEncoder, config: Config, event: Callabl
     seconds = time.perf_counter() - start
     bad = [row for row in rows if row.verdict == "bad"]
     for row in bad:
-        event("mismatch", message=f"{row.probe}: {row.found}", verdict="stop", probe=row.probe)
+        told = f"{row.probe}: {row.found}"
+        event("mismatch", message=told, verdict="stop", probe=row.probe, number=row.number, bound=row.bound)
     if bad and config.trainer.on_mismatch == "stop":
         raise _error(bad)
     if not rows:
