@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mmrl.engine.aids.tiny_model import TILE_TOKENS, turn_experts, write_tokenizer
+from mmrl.engine.aids.tiny_model import BUDGET_TOKENS, TILE_TOKENS, fill_scales, turn_experts, write_tokenizer
 from mmrl.engine.aids.tiny_templates import chat_template
 
 TEXT: dict[str, dict[str, Any]] = {
@@ -20,7 +20,12 @@ TEXT: dict[str, dict[str, Any]] = {
     "qwen3_5_moe": {"num_hidden_layers": 3, "full_attention_interval": 2},
     "qwen3_vl_moe": {"num_hidden_layers": 3, "mlp_only_layers": [], "decoder_sparse_step": 1},
     "llama": {"pad_token_id": None},
-}
+    "gemma4": {  # the larger models: keys that are values, nothing shared
+        "num_hidden_layers": 3, "layer_types": ["sliding_attention"] * 2 + ["full_attention"],
+        "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "use_double_wide_mlp": False,
+        "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+    },
+}  # fmt: skip
 ROPE: dict[str, dict[str, Any]] = {
     "llama": {
         "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -37,10 +42,13 @@ VISION: dict[str, dict[str, Any]] = {
 TOKENIZER: dict[str, dict[str, Any]] = {
     "internvl": {"tokenizer_class": "Qwen2Tokenizer", "extra_special_tokens": TILE_TOKENS},
     "llama": {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|endoftext|>", "pad_token": None},
+    "gemma4": {"tokenizer_class": "PreTrainedTokenizerFast", "extra_special_tokens": BUDGET_TOKENS},
 }
 FLAT = ("qwen2_vl", "qwen2_5_vl")  # config.json has the language model's keys at its top
 FUSED = ("qwen3_5_moe",)  # its experts are one weight, which transformers would divide
-NEW = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe")  # written by transformers 5
+NEW = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "gemma4")  # written by transformers 5
+TIED = ("gemma4",)  # all of its models
+SLIDING = ("gemma4",)  # its RoPE is of two kinds
 
 
 def age(folder: Path, family: str) -> Path:
@@ -62,13 +70,16 @@ def _write_weights(folder: Path, family: str) -> None:
     text = config.get("text_config", config)
     text.pop("layer_types", None)
     text |= TEXT.get(family, {})
-    text["rope_parameters"] |= {"rope_theta": 1e6, **ROPE.get(family, {})}
-    text["tie_word_embeddings"] = config["tie_word_embeddings"] = False
+    text.pop("per_layer_config", None)
+    if family not in SLIDING:
+        text["rope_parameters"] |= {"rope_theta": 1e6, **ROPE.get(family, {})}
+    text["tie_word_embeddings"] = config["tie_word_embeddings"] = family in TIED
     config.get("vision_config", {}).update(VISION.get(family, {}))
     path.write_text(json.dumps(config))
     (folder / "model.safetensors").unlink()
     torch.manual_seed(0)
     model = getattr(transformers, config["architectures"][0])(transformers.AutoConfig.from_pretrained(folder))
+    fill_scales(model, family)
     generation = (folder / "generation_config.json").read_text()
     model.to(torch.bfloat16).save_pretrained(folder, max_shard_size="400KB", save_original_format=family not in FUSED)
     turn_experts(folder, family)
@@ -112,8 +123,10 @@ def _tokenizer(folder: Path, family: str) -> None:
         )
         tokenizer.save(str(folder / "tokenizer.json"))
         settings["chat_template"] = "{{ bos_token }}" + chat_template(family)
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
     (folder / "chat_template.jinja").unlink()
+    if family in TIED:  # the template is a file
+        (folder / "chat_template.jinja").write_text(settings.pop("chat_template"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
 
 
 def _processor(folder: Path, family: str) -> None:

@@ -66,7 +66,10 @@ if TYPE_CHECKING:
 
 TEMPERATURE = 0.8
 BANNED_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
-BANNED_WITH_TILES = ("<img>", "</img>", "<IMG_CONTEXT>", "<video>")
+BANNED_OF = {
+    "internvl": (*BANNED_TOKENS, "<img>", "</img>", "<IMG_CONTEXT>", "<video>"),
+    "gemma4": ("<|image>", "<|image|>", "<image|>", "<|video|>", "<|audio>", "<|audio|>", "<audio|>"),
+}
 DURATIONS = Path(__file__).with_name("durations.json")
 """Seconds of each file, by tier."""
 
@@ -326,6 +329,9 @@ def tower_passes(model: torch.nn.Module, family: Family) -> list[int]:
     passes: list[int] = []
 
     def note(_: Any, args: Sequence[Any], options: Mapping[str, Any]) -> None:
+        if (places := options.get("pixel_position_ids")) is not None:  # images are padded
+            passes.append(int((places[..., 0] >= 0).sum()))
+            return
         passes.append(len(next(value for value in (*args, *options.values()) if isinstance(value, torch.Tensor))))
 
     tower = model.get_submodule(family.parts["vision"][0].rstrip("."))
@@ -352,9 +358,8 @@ class Plain:
         self.processor = (transformers.AutoProcessor if vision else transformers.AutoTokenizer).from_pretrained(folder)
         tokenizer = self.processor.tokenizer if vision else self.processor
         self.banned = list(range(len(tokenizer), config.get_text_config().vocab_size))
-        tiled = config.model_type == "internvl"
-        words = [*BANNED_TOKENS, *(BANNED_WITH_TILES if tiled else ())] if vision else []
-        self.banned += tokenizer.convert_tokens_to_ids(words)
+        words = BANNED_OF.get(config.model_type, BANNED_TOKENS) if vision else ()
+        self.banned += tokenizer.convert_tokens_to_ids(list(words))
 
     def _inputs(self, text: str, images: Sequence[Any]) -> dict[str, torch.Tensor]:
         pictures = {"images": list(images)} if images else {}

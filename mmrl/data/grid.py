@@ -156,6 +156,64 @@ class TileSizes:
         return best[0] * self.side, best[1] * self.side
 
 
+@dataclass(frozen=True, slots=True)
+class BudgetSizes:
+    """Implements ``ImageSizes`` for models that give each image about as many tokens, such as Gemma 4.
+
+    An image takes the largest size of its shape that has no more tokens than that, as in transformers' processor. Small
+    images are enlarged.
+
+    Attributes:
+        side: Pixels of a token's side: patch size times pooling.
+        budgets: Numbers of tokens that the model's processor knows, ascending.
+        min_pixels: The budget has at least this area.
+        max_pixels: Likewise at most.
+    """
+
+    side: int
+    budgets: tuple[int, ...]
+    min_pixels: int
+    max_pixels: int
+
+    def __post_init__(self) -> None:
+        if not (self.tokens and self.min_pixels <= self.tokens * self.side**2):
+            areas = ", ".join(f"{count * self.side**2} for {count} tokens" for count in self.budgets)
+            raise ConfigError(
+                f"No image fits between {self.min_pixels} and {self.max_pixels} pixels in tokens of {self.side}",
+                where="data.min_pixels, data.max_pixels",
+                possible=f"max_pixels of at least {areas}; min_pixels of at most that",
+                remedy="lower data.min_pixels" if self.tokens else f"raise data.max_pixels to {areas.split()[0]}",
+            )
+
+    @property
+    def tokens(self) -> int:
+        """Most tokens of an image; 0 if no budget fits."""
+        return max((count for count in self.budgets if count * self.side**2 <= self.max_pixels), default=0)
+
+    def size(self, width: int, height: int, *, where: str = "") -> tuple[int, int]:
+        """(width, height) to resize to: whole tokens, which the same rule leaves alone.
+
+        Raises:
+            DataError: A side of one pixel, or an aspect ratio above 200, or so narrow that its shape has no size.
+        """
+        previous, size = (0, 0), (width, height)
+        while size != previous:  # what rounding cut from one side makes room for the other
+            if _is_narrow(*size):
+                raise _too_narrow(width, height, where)
+            previous, size = size, self._step(*size)
+        return size
+
+    def _step(self, width: int, height: int) -> tuple[int, int]:
+        """One application of transformers' get_aspect_ratio_preserving_size, which cannot be imported without torch."""
+        factor = math.sqrt(self.tokens * self.side**2 / (height * width))
+        rows, columns = math.floor(factor * height / self.side), math.floor(factor * width / self.side)
+        if rows == 0:
+            rows, columns = 1, min(width // height, self.tokens)
+        elif columns == 0:
+            rows, columns = min(height // width, self.tokens), 1
+        return columns * self.side, rows * self.side
+
+
 def _is_narrow(width: int, height: int) -> bool:
     return min(width, height) < 2 or max(width, height) > MAX_ASPECT_RATIO * min(width, height)
 

@@ -264,19 +264,38 @@ def attention(kind: DeviceKind, dtype: str) -> str:
     return "mmrl_packed_varlen" if (kind, dtype) == ("cuda", "bfloat16") else "mmrl_packed_sdpa"
 
 
+def varlen_computes(head_size: int, *, looks_ahead: bool) -> bool:
+    """True if CUDA's variable-length kernel computes a layer: it takes heads of up to 256, and knows causal masks and
+    windows, but not tokens of an image that see each other.
+
+    Args:
+        looks_ahead: True if tokens see later ones.
+    """
+    return head_size <= 256 and not looks_ahead
+
+
+def sampler_looks_ahead(kind: DeviceKind) -> bool:
+    """True if vLLM's attention can let tokens of an image see later ones; vLLM 0.32's on a CPU masks them in silence
+    (``supports_mm_prefix``)."""
+    return kind == "cuda"
+
+
 def tower_attention(kind: DeviceKind, dtype: str) -> str:
     """The attention function of a vision tower: one call for all images or windows, or transformers' loop over them,
     which starts 2,240 kernels for an image of a megapixel."""
     return "mmrl_flash_tower" if (kind, dtype) == ("cuda", "bfloat16") else "sdpa"
 
 
-def repeats_heads(torch_device: str, dtype: torch.dtype) -> bool:
+def repeats_heads(torch_device: str, dtype: torch.dtype, head_size: int = 0, *, masked: bool = False) -> bool:
     """True if plain attention is to get keys and values once for each query head that reads them.
 
-    On a GPU torch's kernel for float32 takes no fewer heads of those. In its place torch would hold the scores of all
-    queries and keys.
+    On a GPU torch's kernels for float32, for heads of more than 256 and for masks take no fewer heads of those. In
+    their place torch would hold the scores of all queries and keys.
+
+    Args:
+        masked: True if the call has a mask that is not causal.
     """
-    return torch_device.startswith("cuda") and dtype.itemsize == 4
+    return torch_device.startswith("cuda") and (dtype.itemsize == 4 or head_size > 256 or masked)
 
 
 def tower_bounds(torch_device: str, dtype: torch.dtype) -> str:

@@ -11,9 +11,11 @@ and nothing before the first trained part. Operations that gradient checkpointin
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+
+from mmrl.ops.layer_shapes import LinearAttentionShape, MixtureShape, UnevenLayers
 
 PARTS = ("vision", "projector", "language")
 """Parts of a model, in the order in which a forward pass goes through them."""
@@ -26,6 +28,7 @@ class Work:
     Attributes:
         tokens: Text and image tokens of the language model; a shared prefix counts once if it is computed once.
         pairs: Attended pairs of query and key tokens; see ``causal_pairs``.
+        local_pairs: Likewise in a layer with a window; see ``window_pairs``.
         predicted: Positions whose hidden state meets the head.
         patches: Vision patches, before they are merged.
         class_tokens: Tokens that pass through the tower's layers beside them, and are dropped.
@@ -40,6 +43,7 @@ class Work:
     image_pairs: int = 0
     window_pairs: int = 0
     class_tokens: int = 0
+    local_pairs: int = 0
 
     def __add__(self, other: Work) -> Work:
         return Work(
@@ -50,6 +54,7 @@ class Work:
             self.image_pairs + other.image_pairs,
             self.window_pairs + other.window_pairs,
             self.class_tokens + other.class_tokens,
+            self.local_pairs + other.local_pairs,
         )
 
 
@@ -71,6 +76,11 @@ def causal_pairs(queries: int, prefix: int = 0) -> int:
     return queries * (queries + 1) // 2 + queries * prefix
 
 
+def window_pairs(tokens: int, window: int) -> int:
+    """Pairs of tokens of a sequence in which each attends to the ``window`` last ones, itself included."""
+    return causal_pairs(min(tokens, window)) + max(tokens - window, 0) * window
+
+
 @dataclass(frozen=True, slots=True)
 class TowerShape:
     """A vision tower, and the mergers that make image tokens of its patches.
@@ -89,6 +99,7 @@ class TowerShape:
         heads: Heads of a layer's attention that vLLM divides among ranks; 0 if each rank has all.
         class_tokens: Tokens of each frame beside its patches.
         scaled: True if trained factors scale what a layer's last matrix gives.
+        pooled: True if a token is the mean of its patches, and a merger has one matrix.
     """
 
     layers: int
@@ -105,6 +116,7 @@ class TowerShape:
     heads: int = 1
     class_tokens: int = 0
     scaled: bool = False
+    pooled: bool = False
 
     @property
     def layer_weights(self) -> int:
@@ -113,7 +125,9 @@ class TowerShape:
 
     @property
     def merger_weights(self) -> int:
-        """Weights of one merger's two matrices."""
+        """Weights of one merger's matrices."""
+        if self.pooled:
+            return self.width * self.out
         merged = self.width * self.merge**2
         between = self.merger_width or merged
         return between * (merged + self.out)
@@ -132,73 +146,6 @@ class TowerShape:
             window_pairs=frames * windows,
             class_tokens=frames * self.class_tokens,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class MixtureShape:
-    """The layers of a decoder that have a mixture of experts in place of an MLP.
-
-    Attributes:
-        layers: The number of these layers; the others have MLPs.
-        experts: Experts of a layer.
-        chosen: Experts that a token goes to.
-        width: Hidden size of an expert, which is a gated MLP.
-        shared: Hidden size of a further expert that all tokens go to, with a gate; 0 without one.
-    """
-
-    layers: int
-    experts: int
-    chosen: int
-    width: int
-    shared: int = 0
-
-    def weights(self, width: int) -> int:
-        """Weights of one layer's matrices that a token meets, for a decoder of that hidden size."""
-        return width * (self.experts + 3 * self.chosen * self.width + 3 * self.shared + bool(self.shared))
-
-
-@dataclass(frozen=True, slots=True)
-class LinearAttentionShape:
-    """The layers of a decoder that have a gated delta rule in place of attention; see ``engine.linear_attention``.
-
-    Attributes:
-        layers: The number of these layers; the others attend.
-        key_heads: Heads of queries and keys.
-        value_heads: Heads of values; each has a state of ``key_size`` x ``value_size``.
-        taps: Inputs of the convolution that queries, keys and values come from.
-    """
-
-    layers: int
-    key_heads: int
-    value_heads: int
-    key_size: int
-    value_size: int
-    taps: int
-
-    @property
-    def values(self) -> int:
-        """Numbers of a token's values."""
-        return self.value_heads * self.value_size
-
-    @property
-    def channels(self) -> int:
-        """Channels of the convolution."""
-        return 2 * self.key_heads * self.key_size + self.values
-
-    @property
-    def state(self) -> int:
-        """Numbers of a layer's state."""
-        return self.key_size * self.values
-
-    def weights(self, width: int) -> int:
-        """Weights of one layer's matrices without its MLP."""
-        return width * (self.channels + 2 * self.values + 2 * self.value_heads)
-
-    @property
-    def token_flops(self) -> int:
-        """Operations of one token in one layer beside its matrices: the convolution, and the state that is read for the
-        token's key, changed, and read for its query. A kernel that computes tokens in chunks takes others."""
-        return 2 * self.taps * self.channels + 6 * self.state
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +183,9 @@ class ModelShape:
         tower: None for a text model.
         mixture: None for a dense model.
         linear: None if all layers attend.
+        window: Tokens that a token sees in layers with a window, itself included; 0 if there are no such layers.
+        local_layers: The number of these layers.
+        uneven: None if all attending layers, and all MLPs, are of one size.
     """
 
     layers: int
@@ -250,6 +200,9 @@ class ModelShape:
     gated_heads: bool = False
     mixture: MixtureShape | None = None
     linear: LinearAttentionShape | None = None
+    window: int = 0
+    local_layers: int = 0
+    uneven: UnevenLayers | None = None
 
     @property
     def attending_layers(self) -> int:
@@ -264,6 +217,8 @@ class ModelShape:
     @property
     def active_weights(self) -> int:
         """Weights of all layers' matrices that a token meets: queries, keys, values, output, MLP or chosen experts."""
+        if self.uneven is not None:
+            return self.uneven.weights + self.uneven.outside
         attention = self.width * self.head_size * ((2 + self.gated_heads) * self.heads + 2 * self.kv_heads)
         weights = (
             self.attending_layers * attention + (self.layers - self.mixed_layers) * 3 * self.width * self.mlp_width
@@ -278,6 +233,7 @@ class ModelShape:
     def largest_weight(self) -> int:
         """Numbers of the largest weight: the head, the embedding, or two matrices of all experts of a layer."""
         head, mixture = self.vocabulary * self.width, self.mixture
+        head = max(head, self.uneven.largest) if self.uneven is not None else head
         return max(head, 2 * mixture.experts * mixture.width * self.width) if mixture is not None else head
 
     def indivisible(self, parts: int, *, whole_tower: bool = False) -> str:
@@ -311,10 +267,25 @@ class ModelShape:
                 return f"the vision tower's MLP has {tower.mlp_width} columns"
         return ""
 
-    def work(self, *, tokens: int, pairs: int, predicted: int, images: Sequence[Sequence[int]] = ()) -> Work:
-        """The work of a row; ``images`` are the grids of those that pass through the tower."""
+    def work(
+        self,
+        *,
+        tokens: int,
+        pairs: int,
+        predicted: int,
+        images: Sequence[Sequence[int]] = (),
+        local_pairs: Callable[[int], int] | None = None,
+    ) -> Work:
+        """The work of a row.
+
+        Args:
+            images: The grids of those that pass through the tower.
+            local_pairs: Gives the pairs within a window; None if the row has no more tokens than that.
+        """
         assert self.tower is not None or not images, "a text model takes no images"
-        return sum((self.tower.work(grid) for grid in images if self.tower), Work(tokens, pairs, predicted))
+        local = pairs if local_pairs is None or not self.window else local_pairs(self.window)
+        text = Work(tokens, pairs, predicted, local_pairs=local)
+        return sum((self.tower.work(grid) for grid in images if self.tower), text)
 
     def forward_flops(self, work: Work) -> int:
         """Operations of a forward pass."""
@@ -332,6 +303,9 @@ class ModelShape:
         flops = sum(passes[part] * linear[part] + 2 * training.reaches(part) * attention[part] for part in PARTS)
         if self.tower is not None and passes["vision"]:  # pixels need no gradient
             flops -= self._patch_flops(work)
+        # What is pooled needs no gradient if no weight before it has one: the norm between has none.
+        if self.tower is not None and self.tower.pooled and training.trains("projector"):
+            flops -= (not training.reaches("vision")) * linear["projector"]
         return flops
 
     def adapter_flops(self, work: Work, training: Training) -> int:
@@ -356,6 +330,8 @@ class ModelShape:
         if training.reaches("language"):
             # What experts give is computed again: the gradient of their weights needs it.
             again = self.active_weights - (self.layers - self.mixed_layers) * self.width * self.mlp_width
+            if self.uneven is not None:  # norms come after every matrix
+                again = self.uneven.weights
             flops += 2 * work.tokens * again + self._attention(work)["language"]
         if (tower := self.tower) is not None and training.reaches("vision"):
             again = tower.layer_weights - tower.width * tower.mlp_width * (not tower.scaled)
@@ -383,7 +359,11 @@ class ModelShape:
 
     def _attention(self, work: Work) -> dict[str, int]:
         """Operations of scores and weighted values, and of linear attention's states, forward."""
-        scores = 4 * work.pairs * self.attending_layers * self.heads * self.head_size
+        head = self.heads * self.head_size
+        whole, local = (self.attending_layers - self.local_layers) * head, self.local_layers * head
+        if self.uneven is not None:
+            whole, local = self.uneven.heads, self.uneven.local_heads
+        scores = 4 * (work.pairs * whole + work.local_pairs * local)
         states = self.linear.layers * self.linear.token_flops * work.tokens if self.linear is not None else 0
         flops = {"vision": 0, "projector": 0, "language": scores + states}
         if (tower := self.tower) is not None:

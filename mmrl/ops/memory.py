@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mmrl.ops.cost import LinearAttentionShape, ModelShape, Work
+from mmrl.ops.cost import ModelShape, Work
+from mmrl.ops.layer_shapes import LinearAttentionShape
 from mmrl.ops.pinned import locked_bytes, rounded
 
 _BUCKET, _REUSE, _SUB_GROUP = 5 * 10**8, 10**9, 10**9

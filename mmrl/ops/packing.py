@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from mmrl.ops.cost import causal_pairs
+from mmrl.ops.cost import causal_pairs, window_pairs
 from mmrl.types import Sample
 
 
@@ -34,6 +34,10 @@ class Span:
     def pairs(self) -> int:
         """Pairs of a query and a key that it attends to."""
         return causal_pairs(self.length, self.prefix_length)
+
+    def pairs_within(self, window: int) -> int:
+        """Those in which the key is one of the ``window`` last tokens, the query included; the prefix counts along."""
+        return window_pairs(self.prefix_length + self.length, window) - window_pairs(self.prefix_length, window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,10 @@ class Unit:
     def pairs(self) -> int:
         """Pairs of a query and a key in its attention."""
         return self.forms * sum(span.pairs for span in self.spans(0))
+
+    def pairs_within(self, window: int) -> int:
+        """Those of a layer with a window; see ``Span``."""
+        return self.forms * sum(span.pairs_within(window) for span in self.spans(0))
 
 
 def units_of(items: Sequence[Item], budget: int | None = None, *, share: bool = True) -> list[Unit]:

@@ -13,7 +13,7 @@ from mmrl.interfaces.views import members_of_views, try_views
 
 if TYPE_CHECKING:
     from mmrl.engine.network.folder import ModelFolder
-    from mmrl.ops.cost import MixtureShape
+    from mmrl.ops.layer_shapes import MixtureShape
 
 
 def check_rollouts(config: Config, needs: Needs) -> None:

@@ -105,9 +105,8 @@ def test_every_family_keeps_its_files_and_computes_the_same(family, as_on_hub, m
         if FAMILIES[family].vision:
             from PIL import Image
 
-            shown = PICTURE
-            if family == "internvl":
-                shown = TEXT.replace("what", "<IMG_CONTEXT>\nwhat")
+            places = {"internvl": "<IMG_CONTEXT>\nwhat", "gemma4": "<|image|>what"}
+            shown = TEXT.replace("what", places[family]) if family in places else PICTURE
             drawn = [Image.fromarray(np.arange(64 * 96 * 3, dtype=np.uint8).reshape(64, 96, 3))]
             assert torch.equal(one.logits(shown, drawn, COMPLETION), other.logits(shown, drawn, COMPLETION))
     modes = {(out / name).stat().st_mode for name in new}

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile, ImageOps
 
-from mmrl.data.grid import TileSizes
+from mmrl.data.grid import BudgetSizes, TileSizes
 from mmrl.data.images import FORMATS, ImageGrid, MediaStore, blank_file, normalise, normalised_size
 from mmrl.errors import ConfigError, DataError, ResourceError
 from mmrl.types import RawImage
@@ -122,6 +122,43 @@ def test_tiles_that_fit_no_limits_are_refused() -> None:
     assert TileSizes(448, 3136, 20 * 448**2, 12).most == 12
     with pytest.raises(DataError, match="too narrow"):
         TileSizes(448, 3136, 448**2, 12).size(1, 40)
+
+
+@pytest.mark.parametrize(("side", "most", "tokens"), [(48, 1003520, 280), (24, 50176, 70), (48, 2**22, 1120)])
+def test_a_budget_is_spent_as_transformers_spends_it_also_on_the_stored_image(
+    side: int, most: int, tokens: int
+) -> None:
+    from transformers.models.gemma4.image_processing_gemma4 import get_aspect_ratio_preserving_size
+
+    def resized(width: int, height: int) -> tuple[int, int]:
+        height, width = get_aspect_ratio_preserving_size(height, width, side // 3, tokens * 9, 3)
+        return width, height
+
+    sizes, rng, again = BudgetSizes(side, (70, 140, 280, 560, 1120), 3136, most), random.Random(most), 0
+    assert sizes.tokens == tokens
+    for _ in range(2000):
+        width, height = int(2 ** rng.uniform(1, 13)), int(2 ** rng.uniform(1, 13))
+        if max(width, height) > 200 * min(width, height):
+            continue
+        expected = resized(width, height)
+        again += resized(*expected) != expected
+        if max(resized(*expected)) > 150 * min(resized(*expected)):
+            continue
+        while resized(*expected) != expected:  # the processor would resize it once more
+            expected = resized(*expected)
+        stored = sizes.size(width, height)
+        assert stored == expected == sizes.size(*stored) and stored[0] * stored[1] <= tokens * side**2
+    assert again > 100
+
+
+def test_a_budget_that_fits_no_limits_is_refused() -> None:
+    for low, high, remedy in (
+        (1, 70 * 48**2 - 1, "raise data.max_pixels to 161280"),
+        (200000, 300000, "lower data.min"),
+    ):
+        with pytest.raises(ConfigError, match="in tokens of 48") as caught:
+            BudgetSizes(48, (70, 140, 280), low, high)
+        assert caught.value.remedy.startswith(remedy)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

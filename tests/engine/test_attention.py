@@ -74,7 +74,7 @@ def varlen_attn(
     assert cu_seq_q[0] == cu_seq_k[0] == 0 and cu_seq_q[-1] == len(query) and cu_seq_k[-1] == len(key)
     assert type(max_q) is type(max_k) is int
     assert max_q == cu_seq_q.diff().max() and max_k == cu_seq_k.diff().max()
-    assert window_size in {(-1, 0), (-1, -1)}, "causal, or everything"
+    assert window_size[1] == 0 or window_size == (-1, -1), "causal, or everything"
     assert return_aux is seqused_k is block_table is num_splits is None, "not written here"
     repeats = query.shape[1] // key.shape[1]
     assert enable_gqa == (repeats > 1)
@@ -85,8 +85,10 @@ def varlen_attn(
         k, v = (x.repeat_interleave(repeats, 1) for x in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q, k) * (scale or q.shape[-1] ** -0.5)
         allowed = torch.ones(len(q), len(k)).bool()
-        if window_size == (-1, 0):
+        if window_size[1] == 0:
             allowed = allowed.tril(len(k) - len(q))  # aligned at the bottom right
+        if window_size[0] >= 0:
+            allowed = allowed.triu(len(k) - len(q) - window_size[0])
         outputs.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(~allowed, -torch.inf).softmax(-1), v))
     return torch.cat(outputs).to(query.dtype)
 
@@ -125,14 +127,26 @@ def varlen_attn_of_torch_2_11(
 
 
 def masked(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spans: list[Span], scaling: float | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    spans: list[Span],
+    scaling: float | None,
+    window: int | None = None,
+    images: np.ndarray | None = None,
 ) -> torch.Tensor:
-    """(1, T, H, D) by one call with a mask of the whole row."""
+    """(1, T, H, D) by one call with a mask of the whole row, written token by token."""
     mask = torch.zeros(query.shape[2], query.shape[2], dtype=torch.bool)
     for span in spans:
-        own = slice(span.start, span.start + span.length)
-        mask[own, own] = torch.ones(span.length, span.length).tril().bool()
-        mask[own, span.prefix_start : span.prefix_start + span.prefix_length] = True
+        prefix = range(span.prefix_start, span.prefix_start + span.prefix_length)
+        sequence = np.array([*prefix, *range(span.start, span.start + span.length)])
+        for q in range(span.prefix_length, len(sequence)):
+            seen = np.arange(len(sequence)) <= q
+            if images is not None and images[sequence[q]] >= 0:
+                seen |= images[sequence] == images[sequence[q]]
+            if window is not None:
+                seen[: max(q - window + 1, 0)] = False
+            mask[sequence[q], torch.from_numpy(sequence)] = torch.from_numpy(seen)
     attend = torch.nn.functional.scaled_dot_product_attention
     return attend(query, key, value, mask, scale=scaling, enable_gqa=True).transpose(1, 2)
 
@@ -177,7 +191,7 @@ def test_float32_on_a_gpu_gets_as_many_heads_of_keys_and_values_as_of_queries(sp
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend_and_note)
     on_gpu = functools.partial(device.repeats_heads, "cuda:0", torch.float32)
-    monkeypatch.setattr("mmrl.engine.network.attention.repeats_heads", lambda *_: on_gpu())
+    monkeypatch.setattr("mmrl.engine.network.attention.repeats_heads", lambda *_, **__: on_gpu())
     layout = PackedLayout(LAYOUTS[spans], "cpu", torch.float64)
     output, _ = packed_sdpa(torch.nn.Identity(), *qkv, None, layout=layout)
     assert heads == {(qkv[0].shape[1], qkv[0].shape[1], qkv[0].shape[1], False)}
@@ -320,14 +334,63 @@ def test_bounds_of_a_row_with_shared_prompts():
     assert PackedLayout(ALONE, "cpu", torch.float32).bounds.key_order is None
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_any_row_of_prompts_and_completions_equals_a_mask(seed, varlen_on_cpu):
-    rng = np.random.default_rng(seed)
+def any_row(rng: np.random.Generator) -> tuple[list[Span], int]:
+    """Spans of prompts and completions of any lengths, and their tokens."""
     spans, start = list[Span](), 0
     for _ in range(rng.integers(1, 6)):
         unit = Unit((), int(rng.integers(1, 60)), tuple(map(int, rng.integers(0, 50, rng.integers(1, 9)))))
         spans += unit.spans(start)
         start += unit.tokens
+    return spans, start
+
+
+@pytest.mark.parametrize("window", [1, 7, 32, 500])
+@pytest.mark.parametrize("seed", range(4))
+def test_in_a_layer_with_a_window_any_row_equals_a_mask(seed, window, varlen_on_cpu):
+    """The window goes back into a shared prompt, and images, if their tokens see each other, forward to their ends."""
+    rng = np.random.default_rng(seed)
+    spans, total = any_row(rng)
+    images = np.full(total, -1)
+    for number, span in enumerate(spans):
+        if span.length >= 8 and number % 2 == 0:
+            first, end = span.start + span.length // 4, span.start + span.length // 2
+            images[first:end], images[end + 1 : end + 3] = 2 * number, 2 * number + 1
+    qkv = [torch.from_numpy(rng.normal(size=(1, heads, total, 8))).requires_grad_() for heads in (4, 2, 2)]
+    for seen, functions in ((None, (packed_sdpa, packed_varlen)), (images, (packed_sdpa, packed_varlen))):
+        expected = masked(*qkv, spans, None, window, seen)
+        direction = torch.from_numpy(rng.normal(size=expected.shape))
+        gradients = torch.autograd.grad((expected * direction).sum(), qkv)
+        layout = PackedLayout(spans, "cpu", torch.float64, seen)
+        pairs = sum(max(min(span.prefix_length + i + 1, window), 0) for span in spans for i in range(span.length))
+        assert layout.pairs_within(window) == pairs
+        for function in functions:
+            output, _ = function(torch.nn.Identity(), *qkv, None, layout=layout, sliding_window=window)
+            torch.testing.assert_close(output, expected)
+            torch.testing.assert_close(torch.autograd.grad((output * direction).sum(), qkv), gradients)
+        output, _ = packed_sdpa(torch.nn.Identity(), *qkv, None, layout=layout)
+        torch.testing.assert_close(output, masked(*qkv, spans, None))
+    assert len(varlen_on_cpu) == 1, "the kernel computes the windows, and not images whose tokens see each other"
+
+
+def test_a_window_costs_a_multiple_of_itself_and_not_the_square_of_the_row():
+    row = PackedLayout([Span(0, 1000)], "cpu", torch.float32)
+    computed = [N * L * M for N, L, M in (block.shape for block in row.windowed(50).blocks)]
+    assert sum(computed) <= 2.5 * 50 * 1000
+    assert row.windowed(1000) is row.windowed(None) is row.blocks
+
+
+def test_the_kernel_gets_no_layer_that_it_cannot_compute(varlen_on_cpu):
+    wide = [torch.randn(1, heads, 19, 512, dtype=torch.float64) for heads in (4, 2, 2)]
+    layout = PackedLayout(PROMPTED, "cpu", torch.float64)
+    output, _ = packed_varlen(torch.nn.Identity(), *wide, None, layout=layout)
+    torch.testing.assert_close(output, masked(*wide, PROMPTED, None))
+    assert not varlen_on_cpu
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_any_row_of_prompts_and_completions_equals_a_mask(seed, varlen_on_cpu):
+    rng = np.random.default_rng(seed)
+    spans, start = any_row(rng)
     qkv = [torch.from_numpy(rng.normal(size=(1, heads, start, 8))).requires_grad_() for heads in (4, 2, 2)]
     expected = masked(*qkv, spans, None)
     direction = torch.from_numpy(rng.normal(size=expected.shape))

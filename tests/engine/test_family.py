@@ -22,6 +22,10 @@ INTERN = [
     ("model.vision_tower.encoder.layer.0.lambda_1", "vision"),
     ("model.multi_modal_projector.linear_1.weight", "projector"),
 ]
+GEMMA = [
+    ("model.vision_tower.encoder.layers.0.mlp.up_proj.linear.weight", "vision"),
+    ("model.embed_vision.embedding_projection.weight", "projector"),
+]
 LANGUAGE = [
     ("model.language_model.layers.0.mlp.up_proj.weight", "language"),
     ("model.language_model.embed_tokens.weight", "language"),
@@ -35,7 +39,7 @@ LANGUAGE = [
         (name, *case)
         for name, family in FAMILIES.items()
         if family.vision
-        for case in (INTERN if name == "internvl" else QWEN) + LANGUAGE
+        for case in {"internvl": INTERN, "gemma4": GEMMA}.get(name, QWEN) + LANGUAGE
     ],
 )
 def test_a_parameter_belongs_to_one_part(family, parameter, part):

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from mmrl.engine.network.family import FAMILIES
 from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.network.policy import load_policy
+from mmrl.engine.refusals import window_refusal
 from mmrl.errors import ConfigError, HubUnreachableError, ResourceError
 
 
@@ -116,13 +118,41 @@ def test_a_language_model_that_a_family_may_not_have_is_refused(changed):
     assert caught.value.possible == "language models of type qwen2, qwen3"
 
 
-@pytest.mark.parametrize(("family", "as_on_hub"), [("qwen2", False), ("qwen2", True), ("qwen2_5_vl", True)])
-def test_sliding_window_attention_is_refused(family, as_on_hub, changed):
-    folder = changed(
-        family, as_on_hub, use_sliding_window=True, sliding_window=64, max_window_layers=1, layer_types=None
-    )
-    with pytest.raises(ConfigError, match="sliding-window attention"):
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_layers_that_cannot_be_packed_are_refused_by_their_type(family, changed):
+    folder = changed(family, layer_types=["chunked_attention", "full_attention"])
+    with pytest.raises(ConfigError, match="layers of type chunked_attention, which cannot be packed"):
         ModelFolder.open(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"audio_config": {"model_type": "gemma4_audio"}}, "reads sound too"),
+        ({"text_config": {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2}}, "mixtures of experts"),
+        ({"text_config": {"use_bidirectional_attention": "all"}}, "all tokens of the model see each other"),
+    ],
+)
+def test_what_is_not_read_of_gemma4_is_refused_by_name(changes, message, changed, models):
+    config = json.loads((models("gemma4") / "config.json").read_text())
+    for key, value in changes.items():
+        config[key] = (config[key] or {}) | value if key in config else value
+    with pytest.raises(ConfigError, match=message):
+        ModelFolder.open(str(changed("gemma4", **config)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "ahead"),
+    [("cpu", "vllm", True), ("cpu", "hf", True), ("cpu", "vllm", False), ("cuda", "vllm", True)],
+)
+def test_a_sampler_that_cannot_mask_a_models_window_is_refused(kind, name, ahead, changed, models):
+    text = json.loads((models("gemma4") / "config.json").read_text())["text_config"]
+    text["use_bidirectional_attention"] = "vision" if ahead else None
+    folder = ModelFolder.open(str(changed("gemma4", text_config=text)), with_weights=False)
+    config: Any = SimpleNamespace(sampler=SimpleNamespace(name=name))
+    error = window_refusal(folder, config, kind)
+    assert (error is not None) == ((kind, name, ahead) == ("cpu", "vllm", True))
+    assert error is None or (error.where, error.remedy) == ("sampler.name: vllm", "set sampler.name: hf")
 
 
 def test_a_folder_without_sampling_defaults_opens(models, tmp_path):

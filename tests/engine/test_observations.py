@@ -24,6 +24,10 @@ PICTURED = [
 ]
 """Families that read images; the short tier has one of them."""
 
+MULTIMODAL = [
+    name for name, family in FAMILIES.items() if family.images is not None and family.images.multimodal_positions
+]
+
 
 @pytest.fixture
 def build(bench: Callable[..., Any]) -> Callable[..., tuple[Any, Policy, Callable[..., Collator]]]:
@@ -70,7 +74,7 @@ def test_packed_episodes_equal_plain_transformers_one_by_one(family, build, plai
     assert passes[0] == sum(patches(setting, samples).values()) < passes[1]
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if FAMILIES[name].vision and name != "internvl"])
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name in MULTIMODAL])
 def test_a_prompts_positions_do_not_depend_on_what_follows(family, build):
     """So samples of a prompt may share it, although each one's positions are computed over the whole of it."""
     setting, policy, collator = build(family)

@@ -17,6 +17,7 @@ from mmrl.engine.learner.collation import Collator
 from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.network.layout import PackedLayout
 from mmrl.engine.network.policy import Policy, load_policy
+from mmrl.engine.network.shape import model_shape
 from mmrl.engine.network.vision import ImageInputs, idle_sample
 from mmrl.errors import ConfigError
 from mmrl.ops.packing import Span
@@ -79,6 +80,62 @@ def test_a_packed_row_equals_plain_transformers_one_by_one(family, as_on_hub, bu
     table = reference.distribution(first.prompt.text, images, first.token_ids.tolist())[:-1].exp()
     expected = torch.distributions.Categorical(table).entropy()
     np.testing.assert_allclose(entropy_T[: LENGTHS[0]], expected.detach(), atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_layers_with_a_window_look_back_as_far_in_a_packed_row_as_alone(family, bench, plain, models, tmp_path):
+    """Rows, prompts and completions are longer than the window, which goes back into a shared prompt."""
+    setting, lengths = bench(family), (30, 17, 9, 1, 12)
+    path = shutil.copytree(models(family), tmp_path / "model")
+    config = json.loads((path / "config.json").read_text())
+    layers = ["sliding_attention", "full_attention"]
+    config |= {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 0, "layer_types": layers}
+    (path / "config.json").write_text(json.dumps(config))
+    folder = ModelFolder.open(str(path))
+    policy = load_policy(folder, "cpu", "float32", freeze=(), temperature=TEMPERATURE)
+    collate = Collator(folder, policy.model.base_model, ImageInputs(folder, setting.media), "cpu", torch.float32)
+    samples = setting.samples(lengths)
+    inputs = collate(samples)
+    packed_T, _ = policy(inputs)
+    coefficients_T = torch.linspace(-1, 2, len(packed_T))
+    (packed_T * coefficients_T).sum().backward()
+    reference, unlimited = plain(path), plain(setting.folder.path)
+    expected_T = torch.cat([reference.logprobs(sample, setting.media) for sample in samples])
+    (expected_T * coefficients_T).sum().backward()
+    np.testing.assert_allclose(packed_T.detach(), expected_T.detach(), atol=1e-5)
+    assert relative_error(gradients(reference.model), gradients(policy.model)) < 1e-5
+    everything_T = torch.cat([unlimited.logprobs(sample, setting.media) for sample in samples])
+    assert (everything_T - packed_T).detach().abs().max() > 1e-3
+    shape, layout = model_shape(folder.config), inputs.model_inputs["layout"]
+    assert (shape.window, shape.local_layers) == (6, 1)
+    assert layout.pairs_within(6) < layout.pairs
+
+
+@pytest.mark.full
+def test_the_tokens_of_an_image_see_each_other_in_layers_with_a_window_alone(bench, plain, models, tmp_path):
+    """As in the larger models of Gemma 4, whose images are longer than the window here."""
+    setting, path = bench("gemma4", True), shutil.copytree(models("gemma4", True), tmp_path / "model")
+    config = json.loads((path / "config.json").read_text())
+    config["text_config"] |= {"use_bidirectional_attention": "vision", "sliding_window": 40}
+    (path / "config.json").write_text(json.dumps(config))
+    folder, samples = ModelFolder.open(str(path)), setting.samples(LENGTHS)
+    policy, images = (
+        load_policy(folder, "cpu", "float32", freeze=(), temperature=TEMPERATURE),
+        ImageInputs(folder, setting.media),
+    )
+    reference, causal = plain(path), plain(setting.folder.path)
+    expected_T = torch.cat([reference.logprobs(sample, setting.media) for sample in samples])
+    coefficients_T = torch.linspace(-1, 2, len(expected_T))
+    (expected_T * coefficients_T).sum().backward()
+    for share in (True, False):
+        collate = Collator(folder, policy.model.base_model, images, "cpu", torch.float32, share=share)
+        policy.zero_grad()
+        found_T, _ = policy(collate(samples))
+        (found_T * coefficients_T).sum().backward()
+        np.testing.assert_allclose(found_T.detach(), expected_T.detach(), atol=1e-5)
+        assert relative_error(gradients(reference.model), gradients(policy.model)) < 1e-5
+    blind_T = torch.cat([causal.logprobs(sample, setting.media) for sample in samples])
+    assert (blind_T - found_T).detach().abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("family", families("vision_once"))

@@ -113,7 +113,7 @@ def test_turns_in_a_row_are_the_templates_whole_conversation(family, as_on_hub, 
         assert ids == whole_ids(setting, messages, images, None if family in TOOLLESS else tools)
 
 
-TOOLLESS = ("qwen2_vl", "qwen2_5_vl", "internvl")
+TOOLLESS = ("qwen2_vl", "qwen2_5_vl", "internvl", "gemma4")
 """Families whose templates write no tools."""
 
 

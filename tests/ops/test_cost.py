@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from mmrl.engine.network.family import FAMILIES, family_of
+from mmrl.engine.network.image_form import Budget
 from mmrl.engine.network.shape import model_shape
 from mmrl.ops.cost import (
-    LinearAttentionShape,
-    MixtureShape,
     ModelShape,
     TowerShape,
     Training,
@@ -22,12 +21,15 @@ from mmrl.ops.cost import (
     causal_pairs,
     imbalance,
 )
+from mmrl.ops.layer_shapes import LinearAttentionShape, MixtureShape
 from tests.proofs import families
 
 GRIDS = ((1, 4, 6), (1, 18, 10))
 """One image smaller than a window of 8 patches, one of whole windows and parts of them."""
 TILES = ((1, 4, 4), (3, 4, 4))
 """An image of one tile, and one of two with its small copy."""
+SQUARES = ((1, 8, 6), (1, 6, 8))
+"""Two images of as many patches: the tower takes them as a batch."""
 PREDICTED = 7
 
 
@@ -56,7 +58,7 @@ def run(models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callabl
 
         config = AutoConfig.from_pretrained(models(family))
         vision = FAMILIES[family].vision
-        images = (TILES if family == "internvl" else GRIDS) if vision else ()
+        images = {"internvl": TILES, "gemma4": SQUARES}.get(family, GRIDS) if vision else ()
         # The fused kernel of a CPU is not counted; plain products are, those above the diagonal included.
         model = (AutoModelForImageTextToText if vision else AutoModelForCausalLM).from_pretrained(
             models(family), attn_implementation="eager", experts_implementation="eager"
@@ -109,6 +111,10 @@ def _inputs(config: Any, grids: Sequence[tuple[int, int, int]]) -> dict[str, Any
         [torch.cat([torch.full((1, n), config.image_token_id), text[:, i : i + 1]], 1) for i, n in enumerate(merged)], 1
     )
     ids = torch.cat([text[:, :5], images, text[:, 5:]], 1)
+    if config.model_type == "gemma4":  # with another image of as many patches, so that none is padding
+        form = Budget(config)
+        patches = torch.rand(sum(height * width for _, height, width in grids), form.tower.patch_values)
+        return {"input_ids": ids, **form.generate_inputs(patches, torch.tensor(grids))}
     if grids is TILES:
         return {"input_ids": ids, "pixel_values": torch.randn(sum(frames for frames, *_ in grids), 3, 56, 56)}
     patches = sum(height * width for _, height, width in grids)
@@ -144,8 +150,12 @@ def test_a_pass_costs_what_torch_counts(run: Callable[..., Counted], family: str
     if (linear := found.shape.linear) is not None:
         # Of 128 x 128 numbers a state is read twice and changed once for a token; 4 taps of 3 x 128 and 128 channels.
         states = linear.layers * found.tokens * (2 * 4 * 512 + 2 * 6 * 128 * 128)
-    assert found.shape.forward_flops(dense) == found.forward + states
-    again = 2 * states * training.reaches("language")
+    pooling = 0
+    if (tower := found.shape.tower) is not None and tower.pooled:
+        # transformers writes the means of squares of patches as a product of matrices with mostly zeros.
+        pooling = 2 * tower.width * sum((height * width) ** 2 // tower.merge**2 for _, height, width in found.images)
+    assert found.shape.forward_flops(dense) == found.forward + states - pooling
+    again = 2 * states * training.reaches("language") - pooling * ("vision" not in freeze)
     assert found.shape.backward_flops(dense, training) == found.backward + again
 
 

@@ -51,6 +51,8 @@ def test_samples_of_a_prompt_are_a_unit_whose_last_tokens_predict_nothing():
     assert a.spans(100) == [Span(100, 10), Span(110, 2, 100, 10), Span(112, 0, 100, 10), Span(112, 7, 100, 10)]
     assert b.spans(119) == [Span(119, 9)]
     assert a.pairs == 55 + (20 + 3) + 0 + (70 + 28) and b.pairs == 45
+    assert a.pairs_within(4) == (1 + 2 + 3 + 7 * 4) + 2 * 4 + 0 + 7 * 4 and b.pairs_within(4) == 6 + 6 * 4
+    assert (a.pairs_within(100), b.pairs_within(100)) == (a.pairs, b.pairs)
 
 
 def test_without_sharing_each_sample_is_a_unit():

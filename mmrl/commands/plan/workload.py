@@ -107,6 +107,7 @@ def _work(shape: ModelShape, row: Sequence[Unit], samples: Sequence[_Sample], sh
     return shape.work(
         tokens=sum(unit.tokens for unit in row),
         pairs=sum(unit.pairs for unit in row),
+        local_pairs=lambda window: sum(unit.pairs_within(window) for unit in row),
         predicted=sum(unit.predicted for unit in row) - sum(forms * example.inserted_tokens for example, forms in own),
         images=grids if shape.tower is not None else (),
     )

@@ -35,6 +35,16 @@ TILE_TOKENS = {
     "video_token": "<video>",
 }
 
+BUDGET_TOKENS = {
+    "image_token": "<|image|>",
+    "boi_token": "<|image>",
+    "eoi_token": "<image|>",
+    "video_token": "<|video|>",
+    "audio_token": "<|audio|>",
+    "boa_token": "<|audio>",
+    "eoa_token": "<audio|>",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Size:
@@ -57,18 +67,30 @@ class Size:
         widths = {"hidden_size": self.tower, "intermediate_size": 2 * self.tower}
         if family in TILED:
             return widths
+        if family in BUDGETED:
+            return {**widths, "head_dim": self.tower // VISION[family]["num_attention_heads"]}
         return {**widths, "out_hidden_size": self.hidden_size}
 
 
 TILED = ("internvl",)
 """Families whose images are tiles."""
+BUDGETED = ("gemma4",)
+"""Families whose images have about as many tokens each."""
 SIZES = {"tiny": Size(128, 256, 2, 4, 64), "small": Size(192, 384, 2, 6, 64)}
 TEXT = {"num_key_value_heads": 2, "max_position_embeddings": 4096}
 LINEAR_ATTENTION = {
     "head_dim": 64, "full_attention_interval": 2,
     "linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
 }  # fmt: skip
-LANGUAGE: dict[str, dict[str, Any]] = dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe"), LINEAR_ATTENTION)
+WINDOWS = {
+    "num_hidden_layers": 4, "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention"] * 2, "head_dim": 32, "global_head_dim": 64,
+    "hidden_size_per_layer_input": 16, "final_logit_softcapping": 4.0,
+}  # fmt: skip
+LANGUAGE: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe"), LINEAR_ATTENTION),
+    "gemma4": WINDOWS,
+}
 """Further settings of a family's language model. vLLM's linear attention takes heads of 128 on a CPU."""
 PROCESSORS = {
     "qwen2_vl": "Qwen2VLProcessor",
@@ -78,6 +100,7 @@ PROCESSORS = {
     "qwen3_5": "Qwen3VLProcessor",
     "qwen3_5_moe": "Qwen3VLProcessor",
     "internvl": "InternVLProcessor",
+    "gemma4": "Gemma4Processor",
 }
 """Names of a family's processor in transformers."""
 
@@ -92,6 +115,11 @@ VISION: dict[str, dict[str, Any]] = {
     "internvl": {
         "num_hidden_layers": 2, "num_attention_heads": 4, "patch_size": [14, 14], "image_size": [56, 56],
         "attention_bias": True,
+    },
+    "gemma4": {
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "patch_size": 12,
+        "pooling_kernel_size": 2, "position_embedding_size": 160, "standardize": True, "use_clipped_linears": True,
+        "default_output_length": 70,  # vLLM's name for the most tokens of an image
     },
 }  # fmt: skip
 IMAGE_SEQ_LENGTH = 4
@@ -142,14 +170,20 @@ def write_tokenizer(
         [pre_tokenizers.Split(Regex(r"\d"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
+    own = {} if family not in (*TILED, *BUDGETED) else image_tokens(family)
     trainer = trainers.BpeTrainer(
         vocab_size=500,
-        special_tokens=[*SPECIAL_TOKENS, *(TILE_TOKENS.values() if family in TILED else ())],
+        special_tokens=[*SPECIAL_TOKENS, *own.values()],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     corpus = _geometry_corpus() if geometry else _corpus()
     tokenizer.train_from_iterator(chain(corpus, [*words] * 1000), trainer)
     return save_tokenizer(tokenizer, folder, vision=vision, family=family)
+
+
+def image_tokens(family: str) -> dict[str, str]:
+    """A vision-language family's special tokens around images, by the names that its processor asks for."""
+    return TILE_TOKENS if family in TILED else BUDGET_TOKENS if family in BUDGETED else VISION_TOKENS
 
 
 def save_tokenizer(tokenizer: Any, folder: Path, *, vision: bool, family: str = "qwen2_5_vl") -> Any:
@@ -160,7 +194,7 @@ def save_tokenizer(tokenizer: Any, folder: Path, *, vision: bool, family: str = 
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
-        **({"extra_special_tokens": TILE_TOKENS if family in TILED else VISION_TOKENS} if vision else {}),
+        **({"extra_special_tokens": image_tokens(family)} if vision else {}),
     )
     fast.chat_template = chat_template(family)
     fast.save_pretrained(folder)
@@ -189,7 +223,8 @@ def write_model(
     folder.mkdir(parents=True, exist_ok=True)
     vision = family in VISION
     tokenizer = write_tokenizer(folder, vision=vision, geometry=size != "tiny", family=family, words=words)
-    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in (*SPECIAL_TOKENS, "<IMG_CONTEXT>")}
+    named = (*SPECIAL_TOKENS, *image_tokens(family).values())
+    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in named}
     values = text = {
         **TEXT,
         **SIZES[size].text(),
@@ -207,6 +242,10 @@ def write_model(
         if family in TILED:
             text["model_type"] = "qwen2"
             values = {"image_token_id": ids["<IMG_CONTEXT>"], "image_seq_length": IMAGE_SEQ_LENGTH}
+        elif family in BUDGETED:
+            text["vocab_size_per_layer_input"] = text["vocab_size"]
+            values = {f"{name}_id": ids[token] for name, token in BUDGET_TOKENS.items() if name != "eoa_token"}
+            values["eoa_token_index"] = ids[BUDGET_TOKENS["eoa_token"]]
         else:
             values = {f"{name}_id": ids[token] for name, token in VISION_TOKENS.items()}
         tower = {**VISION[family], **SIZES[size].vision(family)}
@@ -217,6 +256,7 @@ def write_model(
     config = transformers.AutoConfig.for_model(family, **values)
     model = auto.from_config(config).to(torch.float32)
     _widen(model, gain)
+    fill_scales(model, family)
     model.save_pretrained(folder)
     turn_experts(folder, family)
     # As in the hub's folders: sampling defaults that training must not inherit, and two end tokens.
@@ -241,6 +281,29 @@ def _widen(model: Any, gain: float) -> None:
             module.weight.data *= gain
 
 
+def fill_scales(model: Any, family: str) -> None:
+    """Give numbers that are saved and never trained, such as factors of layers, values as trained models have them.
+
+    Gemma 4 divides no scores by the size of a head: its norms of queries learn to. With norms of 1 the attention of a
+    random model is so sharp that gradients in float32 have three right digits.
+    """
+    import torch
+
+    if family not in BUDGETED:
+        return
+    for name, parameter in model.named_parameters():
+        if name.endswith("q_norm.weight"):
+            parameter.data.fill_(len(parameter) ** -0.5)
+    generator = torch.Generator().manual_seed(0)
+    trained = {name for name, _ in model.named_parameters()}
+    for name, buffer in model.named_buffers():
+        if name in trained or name not in model.state_dict():
+            continue
+        drawn = 0.1 * torch.rand(buffer.shape, generator=generator)
+        bound = {"min": -6.0, "max": 6.0}.get(name[-3:])
+        buffer.copy_(drawn if name.endswith("bias") else 0.9 + drawn if bound is None else bound + drawn)
+
+
 def turn_experts(folder: Path, family: str) -> None:
     """Give the experts' weights that ``save_pretrained`` has written the layout of the hub's files."""
     from safetensors.torch import load_file, save_file
@@ -258,6 +321,19 @@ def write_processor(
     folder: Path, family: str, *, max_pixels: int = 50176, patch_size: int = TOWER["patch_size"]
 ) -> None:
     """Write the processor's settings of a vision-language family."""
+    if family in BUDGETED:
+        sizes = {name: VISION[family][name] for name in ("patch_size", "pooling_kernel_size")}
+        image = {"image_processor_type": "Gemma4ImageProcessor", "max_soft_tokens": 70, **sizes}
+        video = {"video_processor_type": "Gemma4VideoProcessor", "max_soft_tokens": 70, **sizes}
+        nested = {
+            "processor_class": PROCESSORS[family],
+            "image_seq_length": 70,
+            "image_processor": image,
+            "video_processor": video,
+            "feature_extractor": {"feature_extractor_type": "Gemma4AudioFeatureExtractor"},
+        }
+        (folder / "processor_config.json").write_text(json.dumps(nested, indent=2))
+        return
     settings: dict[str, Any] = {
         "processor_class": PROCESSORS[family],
         "image_mean": [0.48, 0.45, 0.40],

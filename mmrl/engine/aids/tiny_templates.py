@@ -1,6 +1,6 @@
 """Chat templates of tiny models: Qwen's format, and tools in the way of each family.
 
-    qwen2_vl, qwen2_5_vl, internvl      write no tools; a message of a tool has a header of its own
+    qwen2_vl, qwen2_5_vl, internvl, gemma4   write no tools; a message of a tool has a header of its own
     qwen2, qwen3, qwen3_vl, ...         tools in the system turn; answers within a user turn; calls are JSON
     qwen3_5, ...                        likewise; calls are marked up argument by argument
     llama                               tools in the system turn; answers as JSON; a call is JSON and nothing else
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 TILED_IMAGE = "<IMG_CONTEXT>\n"
+BUDGETED_IMAGE = "<|image|>"
 
 _CONTENT = (
     "{% macro body(m) %}"
@@ -114,7 +115,8 @@ PUBLISHED = {
 
 def chat_template(family: str) -> str:
     """A family's chat template."""
-    return _with_image(_of(family), TILED_IMAGE if family == "internvl" else IMAGE)
+    image = {"internvl": TILED_IMAGE, "gemma4": BUDGETED_IMAGE}.get(family, IMAGE)
+    return _with_image(_of(family), image)
 
 
 def published_template(models: str) -> str:
@@ -130,7 +132,7 @@ def _with_image(template: str, image: str) -> str:
 
 
 def _of(family: str) -> str:
-    if family in ("qwen2_vl", "qwen2_5_vl", "internvl"):
+    if family in ("qwen2_vl", "qwen2_5_vl", "internvl", "gemma4"):
         return PLAIN
     call = MARKED_CALL if family.startswith("qwen3_5") else BARE_CALL if family == "llama" else JSON_CALL
     answer = _JSON_ANSWER if family == "llama" else _ANSWER

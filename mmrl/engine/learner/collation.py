@@ -56,6 +56,7 @@ class Collator:
         self._device, self._dtype, self.share = device, dtype, share
         self._balances, self._replays = balances, replays
         self._multimodal = folder.family.vision and folder.images.multimodal_positions
+        self._looks_ahead = folder.family.vision and folder.images.looks_ahead
         self._known_positions: dict[tuple[Any, ...], torch.Tensor] = {}
         self._position_bytes = 0
 
@@ -94,7 +95,7 @@ class Collator:
         inputs = {
             "input_ids": self._tensor(ids_S)[None],
             "position_ids": self._positions(units, samples),
-            "layout": PackedLayout(spans, self._device, self._dtype),
+            "layout": PackedLayout(spans, self._device, self._dtype, self._image_numbers(ids_S)),
         }
         if self._multimodal:
             inputs["mm_token_type_ids"] = self._tensor(ids_S == self._folder.image_token_id)[None]
@@ -106,6 +107,14 @@ class Collator:
             self._routing(samples, units, len(ids_S)),
             self._written(samples),
         )
+
+    def _image_numbers(self, ids_S: IntArray) -> IntArray | None:
+        """The number of each token's image, -1 for text; None if no token sees what comes after it."""
+        if not self._looks_ahead:
+            return None
+        is_image_S = ids_S == self._folder.image_token_id
+        begins_S = is_image_S & ~np.concatenate([[False], is_image_S[:-1]])
+        return np.where(is_image_S, np.cumsum(begins_S) - 1, -1)
 
     def _written(self, samples: Sequence[Sample]) -> torch.Tensor | None:
         """``PackedInputs.written_W``."""

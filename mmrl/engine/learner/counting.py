@@ -45,6 +45,7 @@ class UpdateCost:
         work = self.shape.work(
             tokens=int(inputs.model_inputs["input_ids"].shape[-1]),
             pairs=inputs.model_inputs["layout"].pairs,
+            local_pairs=inputs.model_inputs["layout"].pairs_within,
             predicted=inputs.num_written,
             images=inputs.images.grids_U3.tolist() if isinstance(inputs.images, UniqueImages) else (),
         )
@@ -88,6 +89,7 @@ class UnitCost:
         work = self._shape.work(
             tokens=unit.tokens,
             pairs=unit.pairs,
+            local_pairs=unit.pairs_within,
             predicted=unit.forms * sum(int(np.count_nonzero(sample.mask)) for sample in own),
             images=unit.forms * [self._form.grid(ref.width, ref.height) for ref in refs.values() if self._form],
         )

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from mmrl.engine.device import repeats_heads
+from mmrl.engine.device import repeats_heads, varlen_computes
 from mmrl.engine.network.layout import PackedLayout, rows_at
 
 
@@ -29,10 +29,11 @@ def packed_sdpa(
     *,
     layout: PackedLayout,
     scaling: float | None = None,
+    sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """(1, S, H, D): scaled dot-product attention, one batched call for all chunks of spans of about one size."""
-    row = layout.blocks
+    row = layout.windowed(sliding_window)
     queries = [N * L for N, L, _ in (block.shape for block in row.blocks)]
     keys = [N * M for N, _, M in (block.shape for block in row.blocks)]
     query, key, value = (x[0].transpose(0, 1) for x in (query_1HSD, key_1KSD, value_1KSD))
@@ -44,7 +45,8 @@ def packed_sdpa(
     outputs = []
     for block, *rows in zip(row.blocks, *parts, strict=True):
         q, k, v = (x.unflatten(0, (block.shape[0], -1)).transpose(1, 2) for x in rows)
-        if q.shape[1] != k.shape[1] and repeats_heads(str(q.device), q.dtype):
+        masked = block.bias_N1LM is not None
+        if q.shape[1] != k.shape[1] and repeats_heads(str(q.device), q.dtype, q.shape[-1], masked=masked):
             k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         out_NHLD = F.scaled_dot_product_attention(
             q,
@@ -68,15 +70,26 @@ def packed_varlen(
     *,
     layout: PackedLayout,
     scaling: float | None = None,
+    sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """(1, S, H, D): torch's variable-length attention (CUDA, half precision), one call for the whole row."""
+    """(1, S, H, D): torch's variable-length attention (CUDA, half precision), one call for the whole row.
+
+    Layers that its kernel cannot compute go to ``packed_sdpa``.
+    """
+    looks_ahead = sliding_window is not None and layout.looks_ahead
+    if not varlen_computes(query_1HSD.shape[-1], looks_ahead=looks_ahead):
+        heads = query_1HSD, key_1KSD, value_1KSD
+        return packed_sdpa(
+            module, *heads, attention_mask, layout=layout, scaling=scaling, sliding_window=sliding_window
+        )
     row = layout.bounds
     q, k, v = (x[0].transpose(0, 1) for x in (query_1HSD, key_1KSD, value_1KSD))
     if row.key_order is not None:
         k, v = rows_at(k, row.key_order), rows_at(v, row.key_order)
-    # Causal, aligned at the last query and the last key.
-    return _varlen(q, k, v, row.queries, row.keys, *row.longest, scale=scaling, window_size=(-1, 0))[None], None
+    # Causal, aligned at the last query and the last key, so that a window goes back into the prefix.
+    window = (-1 if sliding_window is None else sliding_window - 1, 0)
+    return _varlen(q, k, v, row.queries, row.keys, *row.longest, scale=scaling, window_size=window)[None], None
 
 
 def tower_varlen(

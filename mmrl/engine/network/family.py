@@ -9,7 +9,7 @@ from typing import Any
 
 from mmrl.engine.device import DeviceKind
 from mmrl.engine.network.features import BFLOAT16_STATES, FEATURES, PAGE, PROMPT_EACH, READS_TEXT, Feature, Limit
-from mmrl.engine.network.image_form import ImageForm, OneGrid, Tiles
+from mmrl.engine.network.image_form import Budget, ImageForm, OneGrid, Tiles
 from mmrl.errors import ConfigError
 
 EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
@@ -134,6 +134,24 @@ _INTERNVL = Family(
     languages=("qwen2", "qwen3"),
 )
 
+_GEMMA4 = Family(
+    "gemma4",
+    "Gemma 4, dense, with images; not its mixtures of experts, nor sound",
+    images=Budget,
+    parts=MappingProxyType(
+        {
+            "vision": ("model.vision_tower.",),
+            "projector": ("model.embed_vision.",),
+            "language": ("model.language_model.", "lm_head."),
+        }
+    ),
+    banned_tokens=(
+        *("<|image>", "<|image|>", "<image|>", "<|video|>"),
+        *("<|audio>", "<|audio|>", "<audio|>"),
+    ),
+    languages=("gemma4_text",),
+)
+
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         family.model_type: family
@@ -160,6 +178,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 limits=MappingProxyType({"vllm": BFLOAT16_STATES}),
             ),
             _INTERNVL,
+            _GEMMA4,
             _qwen_vl(
                 "qwen3_5_moe",
                 "Qwen3.5 and Qwen3.6, mixtures of experts",

@@ -29,6 +29,8 @@ _OWN = ("config.json", "mmrl.json", "adapter_config.json")
 INDEX = "model.safetensors.index.json"
 TEXT_IMAGE_FACTOR = 28
 """The image grid of a model that reads no images; no image ever meets it."""
+PACKED_LAYERS = {"full_attention", "sliding_attention", "linear_attention"}
+"""Types of layers that packed rows can go through."""
 _SHOWN_MODELS = 3
 """Most folders within a wrongly named one that a message lists."""
 
@@ -134,7 +136,7 @@ class ModelFolder:
                 possible=f"language models of type {', '.join(family.languages)}",
                 remedy="choose another model of this family",
             )
-        for missing, remedy in _missing(config, processor, tokenizer, vocabulary):
+        for missing, remedy in _missing(family, config, processor, tokenizer, vocabulary):
             raise ConfigError(missing, where=where, remedy=remedy)
         template.check_options(processor, tokenizer, where)
         if repo is None and with_weights:
@@ -278,11 +280,15 @@ def kept_files(source: Path) -> Iterator[str]:
 
 
 def _typed(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """A config with this element type wherever it names one."""
-    return {
-        key: dtype if key in ("dtype", "torch_dtype") else _typed(value, dtype) if isinstance(value, Mapping) else value
-        for key, value in config.items()
-    }
+    """A config with this element type wherever it names one; a part that leaves its own open goes on doing so."""
+    found = dict(config)
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            open_ = {name: None for name in ("dtype", "torch_dtype") if name in value and value[name] is None}
+            found[key] = _typed(value, dtype) | open_
+        elif key in ("dtype", "torch_dtype"):
+            found[key] = dtype
+    return found
 
 
 def _is_hub_id(name: str) -> bool:
@@ -381,12 +387,24 @@ def _check_weights(here: Path) -> None:
             ) from error
 
 
-def _missing(config: Any, processor: Any, tokenizer: Any, vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
+def _missing(
+    family: Family, config: Any, processor: Any, tokenizer: Any, vocabulary: Vocabulary
+) -> Iterator[tuple[str, str]]:
     """Reasons why the model cannot be trained here, each with what to do."""
     tuned = "choose an instruction-tuned model"
     if not vocabulary.eos:
         yield "the model has no end-of-sequence token", tuned
     if not (getattr(processor, "chat_template", None) or tokenizer.chat_template):
         yield "the model has no chat template", f"{tuned}, or name a template for it (model.chat_template: FILE)"
-    if "sliding_attention" in (getattr(config.get_text_config(), "layer_types", None) or ()):
-        yield "the model has layers with sliding-window attention, which cannot be packed", tuned
+    text = config.get_text_config()
+    if others := {*(getattr(text, "layer_types", None) or ())} - PACKED_LAYERS:
+        yield f"the model has layers of type {', '.join(sorted(others))}, which cannot be packed", tuned
+    if getattr(text, "use_bidirectional_attention", None) == "all":
+        yield "all tokens of the model see each other, so that it writes no text", tuned
+    if getattr(text, "enable_moe_block", False) and not family.mixture:
+        yield (
+            "the model's layers have mixtures of experts, which this family has not here",
+            "choose a dense model of it",
+        )
+    if getattr(config, "audio_config", None) is not None:
+        yield "the model reads sound too (audio_config), which is not supported", "choose one without audio_config"

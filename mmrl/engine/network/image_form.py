@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mmrl.data.grid import ImageGrid, ImageSizes, TileSizes
+from mmrl.data.grid import BudgetSizes, ImageGrid, ImageSizes, TileSizes
 from mmrl.engine import device
 from mmrl.ops.cost import TowerShape
 
@@ -23,6 +23,8 @@ Grid = tuple[int, int, int]
 """Frames of an image, and the rows and columns of patches in each."""
 Features = tuple["torch.Tensor", ...]
 """An image's features: (image tokens, H) for the language model's first layer, then for each layer that takes more."""
+BUDGETS = (70, 140, 280, 560, 1120)
+"""Most tokens of an image, as Gemma 4's processor takes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,12 @@ class ImageForm(ABC):
     def token_id(self) -> int:
         """The id of an image's placeholder, and of each of its tokens."""
         return int(self.config.image_token_id)
+
+    @property
+    def looks_ahead(self) -> bool:
+        """True if the tokens of an image see each other in layers with a window; the body then wants to know which
+        tokens are an image's."""
+        return False
 
     @property
     @abstractmethod
@@ -300,3 +308,108 @@ class Tiles(ImageForm):
     def processor_arguments(self, sizes: ImageSizes) -> dict[str, Any]:
         tiles = self.sizes(sizes.min_pixels, sizes.max_pixels)
         return {"crop_to_patches": True, "min_patches": tiles.fewest, "max_patches": tiles.most}
+
+
+class Budget(ImageForm):
+    """Gemma 4: an image of any shape becomes about as many tokens, each the mean of a square of patches.
+
+    The tower takes a batch of images, those of fewer patches padded. The processor writes a token before an image's and
+    one after them.
+    """
+
+    __slots__ = ()
+    multimodal_positions = False
+    packed_tower = False
+
+    @property
+    def looks_ahead(self) -> bool:
+        return getattr(self.config.text_config, "use_bidirectional_attention", None) == "vision"
+
+    @property
+    def tower(self) -> TowerShape:
+        vision = self.config.vision_config
+        return TowerShape(
+            layers=vision.num_hidden_layers,
+            width=vision.hidden_size,
+            mlp_width=vision.intermediate_size,
+            mlp_matrices=3,
+            patch_values=3 * vision.patch_size**2,
+            merge=vision.pooling_kernel_size,
+            out=self.config.text_config.hidden_size,
+            heads=0,
+            scaled=True,
+            pooled=True,
+        )
+
+    @property
+    def _side(self) -> int:
+        return int(self.config.vision_config.patch_size * self.config.vision_config.pooling_kernel_size)
+
+    def sizes(self, min_pixels: int, max_pixels: int) -> BudgetSizes:
+        own = self.processor.image_processor.max_soft_tokens
+        return BudgetSizes(self._side, tuple(n for n in BUDGETS if n <= own), min_pixels, max_pixels)
+
+    def grid(self, width: int, height: int) -> Grid:
+        patch = int(self.config.vision_config.patch_size)
+        return 1, max(height, self._side) // patch, max(width, self._side) // patch
+
+    def largest_grid(self, max_pixels: int, max_tokens: int) -> Grid:
+        budget = max((n for n in BUDGETS if n * self._side**2 <= max_pixels), default=1)
+        side = max(int(min(budget, max_tokens) ** 0.5), 1) * int(self.config.vision_config.pooling_kernel_size)
+        return 1, side, side
+
+    def expansion(self, width: int, height: int) -> list[int]:
+        count = self.tokens(width, height)
+        return [int(self.config.boi_token_id), *[self.token_id] * count, int(self.config.eoi_token_id)]
+
+    def read(self, image: PILImage.Image) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+
+        inputs = self.processor.image_processor(images=[image], do_resize=False, return_tensors="pt")
+        there = inputs["image_position_ids"][0, :, 0] >= 0  # the processor pads
+        return inputs["pixel_values"][0][there], torch.tensor(self.grid(*image.size))
+
+    def blank(self) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+
+        grid = self.grid(0, 0)
+        return torch.zeros(grid[1] * grid[2], self.tower.patch_values), torch.tensor(grid)
+
+    def tower_inputs(
+        self, body: Any, grids_U3: torch.Tensor, where: str, dtype: torch.dtype
+    ) -> dict[str, torch.Tensor | int]:
+        return {"image_position_ids": device.moved(_patch_positions(grids_U3), where)}
+
+    def features(
+        self, body: Any, pixels: torch.Tensor, grids_U3: torch.Tensor, derived: Mapping[str, Any]
+    ) -> list[Features]:
+        found = body.get_image_features(_batched(pixels, grids_U3), return_dict=True, **derived)
+        return [(each,) for each in found.pooler_output]
+
+    def encoded(self, features: Sequence[Features]) -> Any:
+        return SimpleNamespace(pooler_output=[first for (first,) in features])
+
+    def generate_inputs(self, pixels: torch.Tensor, grids_I3: torch.Tensor) -> dict[str, torch.Tensor]:
+        positions = _patch_positions(grids_I3.cpu()).to(pixels.device)
+        return {"pixel_values": _batched(pixels, grids_I3.cpu()), "image_position_ids": positions}
+
+    def processor_arguments(self, sizes: ImageSizes) -> dict[str, Any]:
+        return {"max_soft_tokens": self.sizes(sizes.min_pixels, sizes.max_pixels).tokens}
+
+
+def _patch_positions(grids_U3: torch.Tensor) -> torch.Tensor:
+    """(U, P, 2) column and row of each patch, row by row; -1 where an image has fewer than the largest."""
+    import torch
+
+    counts = grids_U3.prod(1)
+    place_P = torch.arange(int(counts.max()))
+    columns_U1 = grids_U3[:, 2:]
+    found = torch.stack([place_P % columns_U1, place_P // columns_U1], -1)
+    return found.masked_fill((place_P >= counts[:, None])[..., None], -1)
+
+
+def _batched(pixels: torch.Tensor, grids_U3: torch.Tensor) -> torch.Tensor:
+    """(U, P, values) patches that were joined, with zeros where an image has fewer than the largest."""
+    import torch
+
+    return torch.nn.utils.rnn.pad_sequence(list(pixels.split(grids_U3.prod(1).tolist())), batch_first=True)

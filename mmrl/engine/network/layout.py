@@ -15,7 +15,7 @@ import torch
 
 from mmrl.engine import device
 from mmrl.ops.packing import Span, offsets
-from mmrl.types import IntArray
+from mmrl.types import BoolArray, IntArray
 
 MASKED = 2
 """A call may compute at most this many times the pairs of query and key that are needed. Beyond it, more calls with
@@ -109,17 +109,32 @@ class PackedLayout:
     Args:
         spans: All tokens of the row, in order, each once; empty ones are left out.
         dtype: Element type of queries, keys and values.
+        images_S: The number of each token's image, -1 for text, where the tokens of an image see each other in layers
+            with a window; None where nothing sees what comes later.
     """
 
-    def __init__(self, spans: Sequence[Span], device: str, dtype: torch.dtype) -> None:
+    def __init__(
+        self, spans: Sequence[Span], device: str, dtype: torch.dtype, images_S: IntArray | None = None
+    ) -> None:
         self._spans = [span for span in spans if span.length]
         self._device, self._dtype = device, dtype
+        self._images_S = images_S if images_S is not None and (images_S >= 0).any() else None
         self._taps: dict[int, Taps] = {}
+        self._windowed: dict[int, Blocks] = {}
 
     @property
     def pairs(self) -> int:
         """Pairs of a query and a key that it attends to."""
         return sum(span.pairs for span in self._spans)
+
+    def pairs_within(self, window: int) -> int:
+        """Those of a layer with a window; pairs of an image's tokens with later ones are not counted."""
+        return sum(span.pairs_within(window) for span in self._spans)
+
+    @property
+    def looks_ahead(self) -> bool:
+        """True if tokens of an image see each other in layers with a window."""
+        return self._images_S is not None
 
     @cached_property
     def bounds(self) -> Bounds:
@@ -138,7 +153,30 @@ class PackedLayout:
             queries = sum(span.length for span in chunk)
             size = rounded(queries), rounded(queries + chunk[0].prefix_length)
             batches.setdefault((chunk[0].prefix_length == 0, *size), []).append(chunk)
-        made = [self._block(chunks) for chunks in batches.values()]
+        return self._joined([self._block(chunks) for chunks in batches.values()])
+
+    def windowed(self, window: int | None) -> Blocks:
+        """The row's blocks for a layer in which a token sees the ``window`` last ones of its own sequence, itself
+        included: its prefix counts like its own tokens. Where ``images_S`` is given, a token of an image sees the later
+        ones of that image too.
+
+        Args:
+            window: None for all tokens before it.
+        """
+        longest = max(span.prefix_length + span.length for span in self._spans)
+        if window is None or (longest <= window and self._images_S is None):
+            return self.blocks
+        if window not in self._windowed:
+            batches: dict[tuple[bool, int, int], list[WindowPiece]] = {}
+            for span in self._spans:
+                for piece in window_pieces(span, window, self._images_S):
+                    size = rounded(len(piece.queries)), rounded(len(piece.keys))
+                    batches.setdefault((piece.allowed_LM is None, *size), []).append(piece)
+            self._windowed[window] = self._joined([self._window_block(pieces) for pieces in batches.values()])
+        return self._windowed[window]
+
+    def _joined(self, made: Sequence[tuple[Block, IntArray, IntArray]]) -> Blocks:
+        """Blocks, with the positions of their queries and keys, as a row."""
         query_order, key_order = (np.concatenate(orders) for orders in zip(*(found[1:] for found in made), strict=True))
         place_S = np.zeros(sum(span.length for span in self._spans), np.int64)
         # Padding repeats positions: the first place of a position has the right answer.
@@ -201,16 +239,72 @@ class PackedLayout:
                     first = start + chunk[0].prefix_length
                     own = np.tri(span.length, dtype=bool)
                     allowed_LM[start : start + span.length, first : first + span.length] = own
-            masked = self._tensor(~allowed_NLM[:, None])
-            bias = torch.zeros(masked.shape, dtype=self._dtype, device=self._device).masked_fill_(masked, -torch.inf)
-        padded_queries, padded_keys = (
-            np.concatenate([np.pad(each, (0, size - len(each)), mode="edge") for each in found])
-            for found, size in ((queries, L), (keys, M))
-        )
-        return Block((len(chunks), L, M), bias), padded_queries, padded_keys
+            bias = self._bias(allowed_NLM)
+        return Block((len(chunks), L, M), bias), _padded(queries, L), _padded(keys, M)
+
+    def _window_block(self, pieces: Sequence[WindowPiece]) -> tuple[Block, IntArray, IntArray]:
+        """Pieces as one block, with the positions of its queries and keys."""
+        queries, keys = [piece.queries for piece in pieces], [piece.keys for piece in pieces]
+        L, M = max(map(len, queries)), max(map(len, keys))
+        bias = None
+        if pieces[0].allowed_LM is not None:
+            allowed_NLM = np.zeros((len(pieces), L, M), bool)
+            allowed_NLM[:, :, 0] = True  # padding has to see something; it is not used
+            for allowed_LM, piece in zip(allowed_NLM, pieces, strict=True):
+                assert piece.allowed_LM is not None
+                allowed_LM[: len(piece.queries)] = False
+                allowed_LM[: len(piece.queries), : len(piece.keys)] = piece.allowed_LM
+            bias = self._bias(allowed_NLM)
+        return Block((len(pieces), L, M), bias), _padded(queries, L), _padded(keys, M)
+
+    def _bias(self, allowed_NLM: BoolArray) -> torch.Tensor:
+        masked = self._tensor(~allowed_NLM[:, None])
+        return torch.zeros(masked.shape, dtype=self._dtype, device=self._device).masked_fill_(masked, -torch.inf)
 
     def _tensor(self, values: Any) -> torch.Tensor:
         return device.moved(torch.from_numpy(np.asarray(values)), self._device)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPiece:
+    """Neighbouring tokens of a span in a layer with a window, with all that they see.
+
+    Attributes:
+        queries: Positions in the row.
+        keys: Positions in the row, in the order of the span's sequence.
+        allowed_LM: True where a query attends to a key; None for a causal mask, where both are the same tokens.
+    """
+
+    queries: IntArray
+    keys: IntArray
+    allowed_LM: BoolArray | None
+
+
+def window_pieces(span: Span, window: int, images_S: IntArray | None = None) -> Iterator[WindowPiece]:
+    """A span in pieces of ``window`` queries, each with at most twice as many keys, and those of images that it is in.
+
+    Args:
+        images_S: See ``PackedLayout``.
+    """
+    sequence = np.concatenate([_prefix(span), _positions(span)])
+    images = None if images_S is None else images_S[sequence]
+    for first in range(span.prefix_length, len(sequence), window):
+        end = min(first + window, len(sequence))
+        begin, stop = max(first - window + 1, 0), end
+        if images is not None and images[end - 1] >= 0:  # to the end of that image
+            stop = end + int(np.argmax(np.append(images[end:], -1) != images[end - 1]))
+        queries, keys = np.arange(first, end), np.arange(begin, stop)
+        seen_LM = keys <= queries[:, None]
+        if images is not None:
+            seen_LM |= (images[queries][:, None] == images[keys]) & (images[keys] >= 0)
+        seen_LM &= keys > queries[:, None] - window
+        plain = begin == first and stop == end and np.array_equal(seen_LM, np.tri(end - first, dtype=bool))
+        yield WindowPiece(sequence[queries], sequence[keys], None if plain else seen_LM)
+
+
+def _padded(found: Sequence[IntArray], size: int) -> IntArray:
+    """Positions of several entries, each repeated at its end to ``size``."""
+    return np.concatenate([np.pad(each, (0, size - len(each)), mode="edge") for each in found])
 
 
 def rounded(size: int) -> int:

@@ -104,7 +104,7 @@ def plain_inputs(
 ) -> dict[str, torch.Tensor]:
     """Keyword arguments of a model of transformers for one sequence and its images."""
     inputs = {"input_ids": ids_1S, "attention_mask": torch.ones_like(ids_1S)}
-    if folder.family.vision and folder.images.multimodal_positions:
+    if folder.family.vision and (folder.images.multimodal_positions or folder.images.looks_ahead):
         inputs["mm_token_type_ids"] = (ids_1S == folder.image_token_id).int()
     if refs:
         pixels, grids = zip(*[images(ref) for ref in refs], strict=True)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from mmrl.config.sections import LoraConfig
 from mmrl.engine import device
 from mmrl.engine.network import adapters, attention, experts, quantization
+from mmrl.engine.network.buffers import read_buffers
 from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.network.image_form import Features
 from mmrl.engine.network.image_needs import check_takes_image_features
@@ -61,7 +62,10 @@ class Policy(torch.nn.Module):
         self.model, self.adapted, self.routers = model, tuple(adapted), tuple(routers)
         self.family, self._folder = folder.family, folder
         self.temperature, self._entropy_gradient = temperature, entropy_gradient
-        self.head = Head(model.get_output_embeddings(), max(chunk_bytes // (4 * folder.vocabulary.size), 1))
+        cap = getattr(folder.config.get_text_config(), "final_logit_softcapping", None)
+        logits = 3 if cap else 1  # as many numbers of each logit are in memory at a time
+        chunk_tokens = max(chunk_bytes // (4 * logits * folder.vocabulary.size), 1)
+        self.head = Head(model.get_output_embeddings(), chunk_tokens, cap)
         banned_V = torch.zeros(folder.vocabulary.size, dtype=torch.bool)
         banned_V[list(folder.vocabulary.banned)] = True
         self.register_buffer("banned_V", banned_V, persistent=False)
@@ -152,13 +156,15 @@ class Head(torch.nn.Module):
 
     Args:
         linear: The model's head.
+        cap: Bound of the logits, ``cap * tanh(logit / cap)``; None for no bound.
 
     Attributes:
         chunk_tokens: Tokens whose logits are in memory at a time.
     """
 
-    def __init__(self, linear: torch.nn.Linear, chunk_tokens: int) -> None:
+    def __init__(self, linear: torch.nn.Linear, chunk_tokens: int, cap: float | None = None) -> None:
         super().__init__()
+        self._cap = cap
         self.weight, self.bias = linear.weight, linear.bias
         self.chunk_tokens = chunk_tokens
 
@@ -166,7 +172,8 @@ class Head(torch.nn.Module):
         """As ``ops.logprobs.chunked_logprobs``."""
 
         def logits(hidden_CH: torch.Tensor) -> torch.Tensor:
-            return F.linear(hidden_CH, self.weight, self.bias)
+            found = F.linear(hidden_CH, self.weight, self.bias)
+            return found if self._cap is None else torch.tanh(found / self._cap) * self._cap
 
         return chunked_logprobs(logits, hidden_TH, *args, chunk_tokens=self.chunk_tokens, **options)
 
@@ -280,7 +287,7 @@ def _read(folder: ModelFolder, options: dict[str, Any]) -> Any:
 
 
 def empty_model(folder: ModelFolder, options: dict[str, Any]) -> Any:
-    """The folder's model with untouched memory for its weights."""
+    """The folder's model with untouched memory for its weights; what is never trained is read."""
     from transformers import AutoConfig
     from transformers.initialization import no_init_weights
 
@@ -288,6 +295,8 @@ def empty_model(folder: ModelFolder, options: dict[str, Any]) -> Any:
     with no_init_weights():
         model = _auto(folder).from_config(config, **options)
     model.tie_weights()
+    with torch.no_grad():
+        read_buffers(model, Path(folder.path))
     return model.eval()  # as a model that was read
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from mmrl.config.sections import LoraConfig
 from mmrl.engine.network import adapters, quantization
+from mmrl.engine.network.buffers import saved_buffers
 from mmrl.engine.network.folder import INDEX, ModelFolder
 from mmrl.engine.network.policy import Policy, gathered
 from mmrl.errors import MMRLError, NumericsError, ResourceError
@@ -149,7 +151,9 @@ def save_weights(
     from safetensors.torch import save_file
     from transformers.core_model_loading import revert_weight_conversion
 
-    files = shards({name: numel(p) * dtype.itemsize for name, p in policy.model.named_parameters()}, limit)
+    buffers = {name: buffer.detach().to(dtype) for name, buffer in saved_buffers(policy.model).items()}
+    sizes = {name: numel(p) * dtype.itemsize for name, p in policy.model.named_parameters()}
+    files = shards(sizes | {name: buffer.nbytes for name, buffer in buffers.items()}, limit)
     file_of: dict[str, str] = {}
     with failures.writing(target):
         if _rank() == 0:  # the config, before any file of weights: it would remove those as another save's
@@ -166,7 +170,8 @@ def save_weights(
         save_file(written, target / name, metadata=dict(format="pt"))  # noqa: C408, a reward has that string as its name
         file_of.update(dict.fromkeys(on_disk, name))
 
-    write_checked(policy.named_weights(dtype, tied=False), files, write, target, failures)
+    tensors = chain(policy.named_weights(dtype, tied=False), buffers.items())
+    write_checked(tensors, files, write, target, failures, unbounded=buffers)
     found = {key: name for own in of_all_ranks(file_of) for key, name in own.items()}
     with failures.writing(target):
         if _rank() == 0 and not failures.first and len(files) > 1:
@@ -197,12 +202,17 @@ def write_checked(
     write: Callable[[int, dict[str, torch.Tensor]], None],
     target: Path,
     failures: Failures,
+    unbounded: Collection[str] = (),
 ) -> None:
-    """``write_shards`` of weights into a new folder; one that is not finite is a failure."""
+    """``write_shards`` of weights into a new folder; one that is not finite is a failure.
+
+    Args:
+        unbounded: Names of tensors that may be infinite, such as bounds.
+    """
     strange: list[str] = []
 
     def check_and_write(number: int, held: dict[str, torch.Tensor]) -> None:
-        strange.extend(name for name, weight in held.items() if not torch.isfinite(weight).all())
+        strange.extend(n for n, weight in held.items() if n not in unbounded and not torch.isfinite(weight).all())
         write(number, held)
 
     with failures.writing(target):
