@@ -139,7 +139,7 @@ def episodes(rows: Path, models: Callable[..., Path], warm_mmrl: Callable[..., A
         limits = {"max_turns": 3, "max_turn_tokens": 5, "max_observation_tokens": 300, "max_images": 4, "workers": 1}
         config = {
             "model": {"path": str(start), "dtype": "float32"},
-            "data": {"train": {"name": "table", "path": f"{rows / 'images'}.jsonl"}, "max_prompt_tokens": 160},
+            "data": {"train": {"name": "table", "path": f"{rows / 'images'}.jsonl"}, "max_prompt_tokens": 300},
             "environment": {"name": f"{rows / family}.py:Shown"} | limits,
             "algorithm": {"name": "grpo"},
             "sampler": {"group_size": 3, "max_new_tokens": 20, "engine": {"kv_cache_memory_bytes": 2**26}},
@@ -225,7 +225,7 @@ def test_after_an_optimizer_step_sampler_learner_and_plain_transformers_agree(ru
 
 
 def test_images_one_three_and_none_were_in_the_step(run):
-    vision = (run.start / "preprocessor_config.json").is_file()
+    vision = any((run.start / f"{name}.json").is_file() for name in ("preprocessor_config", "processor_config"))
     assert {len(record["images"]) for record in run.rollouts(2)} == ({0, 1, 3} if vision else {0})
 
 
@@ -249,7 +249,9 @@ def test_a_checkpoint_is_the_folder_it_came_from_with_other_weights(run):
         models.append(model)
     before, after = (dict(model.named_parameters()) for model in models)
     unchanged = {name for name in before if torch.equal(before[name], after[name])}
-    assert not unchanged and not torch.equal(after["lm_head.weight"], models[1].get_input_embeddings().weight)
+    assert not unchanged
+    if read["config"][0]["model_type"] not in TIED:
+        assert not torch.equal(after["lm_head.weight"], models[1].get_input_embeddings().weight)
     rope, again = (model.config.get_text_config().rope_parameters for model in models)
     assert rope == again
     tokenizer, same = (transformers.AutoTokenizer.from_pretrained(path) for path in (run.start, folder))
