@@ -100,7 +100,9 @@ class RankEngine:
     def sampling(self) -> Iterator[Sampler]:
         sampler = self._sampler
         assert sampler is not None, "nothing was to be sampled in this run"
-        with self._owning("sampling"):
+        gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        # Requests have seeds of their own. What vLLM draws beside them must not move the generators of checkpoints.
+        with self._owning("sampling"), torch.random.fork_rng(devices=gpus):
             try:
                 device.free_cache(self._kind)
                 with memory_of("the weight sync"):

@@ -333,6 +333,13 @@ def test_the_learner_keeps_the_threads_that_vllm_takes_for_itself(recording, mon
     assert (threads.before, threads.number) == (1, 6)
 
 
+def test_what_is_drawn_while_sampling_does_not_move_the_generator_of_checkpoints(recording):
+    engine, before = recording.engine("cuda"), torch.get_rng_state()
+    with engine.sampling():
+        torch.rand(3)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_an_error_hands_the_device_back(recording):
     engine = recording.engine("cuda")
     recording.sample(engine)

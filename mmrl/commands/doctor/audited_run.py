@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from mmrl.commands.alternating import alternating
 from mmrl.commands.doctor.engine_rows import image_rows, moved_row, weight_row
 from mmrl.commands.doctor.finding import REPORT, Finding, failure
-from mmrl.commands.doctor.text_rows import placeholder_row, special_row, turn_rows
+from mmrl.commands.doctor.text_rows import special_row, turn_rows
 from mmrl.commands.doctor.verdicts import shown
 from mmrl.config.load import from_mapping
 from mmrl.config.sections import Config
@@ -36,6 +36,7 @@ from mmrl.step.audit.probe_prompts import fitting
 from mmrl.step.audit.probe_row import ProbeRow
 from mmrl.step.audit.probed import probed
 from mmrl.step.audit.start_audit import cheap_rows
+from mmrl.step.audit.tokens import prompt_row
 from mmrl.step.gather import demonstrated
 from mmrl.step.learn import LearnSettings, finished, learn
 from mmrl.types import EncodedPrompt, ScoredGroup
@@ -69,6 +70,7 @@ class Audit:
         self._setup = RunSetup(self._config, folder / "media")
         self._engine: Engine
         self._prompts: tuple[EncodedPrompt, ...] = ()
+        self._told = set[str]()
 
     def run(self) -> None:
         """Run all stages; one that fails gives a row, and ends those that build on it."""
@@ -100,7 +102,10 @@ class Audit:
         return False
 
     def _row(self, row: ProbeRow) -> None:
-        self._emit(shown(row))
+        """Emit a row; of those with one name, the first."""
+        if row.probe not in self._told:
+            self._told.add(row.probe)
+            self._emit(shown(row))
 
     def _open(self) -> None:
         """Everything of the run that needs no device, but for its data."""
@@ -122,9 +127,8 @@ class Audit:
 
         setup, folder = self._setup, self._setup.folder
         self._row(special_row(folder, self._encoder))
+        self._row(prompt_row(self._prompts, self._encoder))
         with_images = [prompt for prompt in self._prompts if prompt.images]
-        if with_images:
-            self._row(placeholder_row(folder, setup.media, with_images))
         needed = self._config.environment is not None
         encoder = setup.encoder if needed else Encoder(folder, setup.media, tools=[SENTINEL])
         image = with_images[0].images[0] if with_images else None

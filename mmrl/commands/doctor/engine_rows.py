@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mmrl.commands.doctor.verdicts import counted
 from mmrl.ops.parity import LIMITS, Gap
 from mmrl.step.audit.probe_row import ProbeRow
+from mmrl.step.audit.tokens import counted
 from mmrl.types import ImageReport, WeightReport
 
 PIXELS = {"float32": 1e-5, "bfloat16": 2e-2}

@@ -1,39 +1,18 @@
-"""Rows on tokens: placeholders, turns, and special tokens that texts spell. They need no weights."""
+"""Rows on tokens: turns, and special tokens that texts spell. They need no weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from mmrl.commands.doctor.verdicts import counted
-from mmrl.data.images import MediaStore
 from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.network.vocabulary import special_tokens
 from mmrl.engine.text.encoding import Encoder
 from mmrl.errors import ConfigError, DataError
 from mmrl.step.audit.probe_row import ProbeRow
-from mmrl.types import Content, EncodedPrompt, ImageRef, IntArray, Message, Prompt
-
-TURNS = "separators dropped between turns, tool images that the template loses, earlier turns or thoughts rewritten"
-SEEN = "It shows 7.\n", " and {x} <b>8</b>"
-"""Texts of an observation."""
-
-
-def placeholder_row(folder: ModelFolder, media: MediaStore, prompts: Sequence[EncodedPrompt]) -> ProbeRow:
-    """The tokens of prompts with images, beside those of the model's own processor."""
-    arguments = folder.images.processor_arguments(media.grid)
-    wrong = 0
-    for prompt in prompts:
-        images = [media.load(ref) for ref in prompt.images]
-        theirs = folder.processor(text=[prompt.text], images=images, return_tensors="np", **arguments)["input_ids"][0]
-        wrong += _different(prompt.token_ids, np.asarray(theirs))
-    return counted(
-        "placeholders",
-        wrong,
-        f"tokens of {len(prompts)} prompts differ from those of the model's own processor",
-        "placeholders expanded twice or not at all, a count of image tokens that does not follow the image's size",
-    )
+from mmrl.step.audit.tokens import SEEN, TURNS, counted, differing
+from mmrl.types import Content, ImageRef, Message, Prompt
 
 
 def special_row(folder: ModelFolder, encoder: Encoder) -> ProbeRow:
@@ -86,13 +65,7 @@ def _turn_row(encoder: Encoder, name: str, content: Content, *, needed: bool) ->
     moved = "" if role == "tool" else f"; the template carries them in a message of the {role} alone"
     return counted(
         probe,
-        _different(appended, whole),
+        differing(appended, whole),
         f"of {len(whole)} tokens of a conversation differ from the template's own{moved}",
         TURNS,
     )
-
-
-def _different(one: IntArray, other: IntArray) -> int:
-    """Places at which two sequences of tokens differ."""
-    length = min(len(one), len(other))
-    return int((one[:length] != other[:length]).sum()) + abs(len(one) - len(other))

@@ -8,11 +8,6 @@ from mmrl.step.audit.probe_row import ProbeRow
 WRONG = f"do not train with this: {REPORT}"
 
 
-def counted(probe: str, count: int, found: str, finds: str) -> ProbeRow:
-    """A row of a count that must be 0."""
-    return ProbeRow.at_most(probe, float(count), 0.0, f"{count} {found}", finds)
-
-
 def shown(row: ProbeRow, prefix: str = "") -> Finding:
     """The finding of a probe."""
     return Finding(

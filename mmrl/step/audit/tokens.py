@@ -9,18 +9,18 @@ from mmrl.engine_api import PromptEncoder
 from mmrl.step.audit.probe_prompts import ProbePrompt
 from mmrl.step.audit.probe_row import ProbeRow
 from mmrl.step.audit.probed import Probed
-from mmrl.types import Content, IntArray
+from mmrl.types import Content, EncodedPrompt, IntArray
 
 SEEN = "It shows 7.\n", " and {x} <b>8</b>"
 """Texts of an observation."""
 PROMPTS = "tokens that are written twice or left out: one that begins a text, image tokens"
-TURNS = "separators that are dropped between turns, images of a tool that are lost, earlier turns that are rewritten"
+TURNS = "separators dropped between turns, tool images that the template loses, earlier turns or thoughts rewritten"
 ENDS = "demonstrations without the token that ends a turn: their model never stops"
 
 
 def token_rows(probed: Probed, encoder: PromptEncoder, config: Config) -> Iterator[ProbeRow]:
     """Rows of the prompts that are probed; of turns where an environment answers, of ends where nothing is sampled."""
-    yield _prompt_row(probed.prompts, encoder)
+    yield prompt_row([each.encoded for each in probed.prompts], encoder)
     environment = config.environment
     if environment is not None and not environment.keep_thoughts:  # else turns differ, which was accepted
         yield from turn_rows(encoder, probed.prompts if environment.max_images else ())
@@ -28,7 +28,7 @@ def token_rows(probed: Probed, encoder: PromptEncoder, config: Config) -> Iterat
     if ends := probed.engine.describe().get("eos_token_ids"):
         endless = sum(int(sample.token_ids[-1]) not in ends for sample in given)
         if given:
-            yield _counted("ends of turns", endless, f"of {len(given)} demonstrations have no end", ENDS)
+            yield counted("ends of turns", endless, f"of {len(given)} demonstrations have no end", ENDS)
 
 
 def turn_rows(encoder: PromptEncoder, prompts: Sequence[ProbePrompt]) -> Iterator[ProbeRow]:
@@ -41,13 +41,14 @@ def turn_rows(encoder: PromptEncoder, prompts: Sequence[ProbePrompt]) -> Iterato
     for name, content in contents.items():
         appended, whole = encoder.exchange(content, "tool")
         found = f"of {len(whole)} tokens of a conversation differ from the template's own"
-        yield _counted(f"turns with {name}", differing(appended, whole), found, TURNS)
+        yield counted(f"turns with {name}", differing(appended, whole), found, TURNS)
 
 
-def _prompt_row(prompts: Sequence[ProbePrompt], encoder: PromptEncoder) -> ProbeRow:
-    wrong = sum(differing(each.encoded.token_ids, encoder.by_template(each.encoded)) for each in prompts)
+def prompt_row(prompts: Sequence[EncodedPrompt], encoder: PromptEncoder) -> ProbeRow:
+    """The tokens of prompts, beside those of the model's own template and processor."""
+    wrong = sum(differing(each.token_ids, encoder.by_template(each)) for each in prompts)
     found = f"tokens of {len(prompts)} prompts differ from those of the model's own template and processor"
-    return _counted("tokens of prompts", wrong, found, PROMPTS)
+    return counted("tokens of prompts", wrong, found, PROMPTS)
 
 
 def differing(one: IntArray, other: IntArray) -> int:
@@ -56,6 +57,6 @@ def differing(one: IntArray, other: IntArray) -> int:
     return int((one[:length] != other[:length]).sum()) + abs(len(one) - len(other))
 
 
-def _counted(probe: str, count: int, found: str, finds: str) -> ProbeRow:
+def counted(probe: str, count: int, found: str, finds: str) -> ProbeRow:
     """A row of a count that must be 0."""
     return ProbeRow.at_most(probe, float(count), 0.0, f"{count} {found}", finds)

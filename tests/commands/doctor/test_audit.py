@@ -17,17 +17,18 @@ from mmrl.commands.doctor import audit as audit_module
 from mmrl.commands.doctor.audit import audit
 from mmrl.commands.doctor.audited_run import Audit, worst_of_each
 from mmrl.commands.doctor.finding import Finding, exit_code, table
-from mmrl.commands.doctor.text_rows import placeholder_row, special_row, turn_rows
+from mmrl.commands.doctor.text_rows import special_row, turn_rows
 from mmrl.config.load import from_mapping
 from mmrl.config.sections import Config
 from mmrl.engine.network.family import FAMILIES
 from mmrl.errors import ConfigError
 from mmrl.step.audit.probe_prompts import fitting
 from mmrl.step.audit.probe_row import ProbeRow
+from mmrl.step.audit.tokens import prompt_row
 from tests.cluster.process_ranks import ranks_forked_from, run_together
 from tests.proofs import REPRESENTATIVES, has
 
-ENGINES, TEXTS = ["audit: engines"], ["special tokens", "placeholders", "turns with text", "turns with images"]
+ENGINES, TEXTS = ["audit: engines"], ["special tokens", "tokens of prompts", "turns with text", "turns with images"]
 TOWERS = ["pixels", "grids", "image tokens"]
 WEIGHTS = ["weights, before an update", "update moved", "weights, after an update"]
 AFTER = ["learner = plain transformers, after an update", "sampler = learner, after an update"]
@@ -151,8 +152,8 @@ def test_two_ranks_have_no_bad_row(sampler, models, warm_engines, tmp_path):
     assert set(TOWERS + WEIGHTS) <= {row.check for row in rows}
 
 
-def forgets_the_head() -> None:
-    """A sync leaves the tied head out, in a model whose sampler has a head of its own."""
+def forgets_norms() -> None:
+    """A sync leaves the weights of norms out."""
     from mmrl.engine.sampler.hf_sampler import HFSampler
 
     def load(self: Any, weights: Any, version: int) -> None:
@@ -184,7 +185,7 @@ def mirrors_images() -> None:
 @pytest.mark.parametrize(
     ("sampler", "fault", "found"),
     [
-        ("hf", forgets_the_head, "weights, after an update"),
+        ("hf", forgets_norms, "weights, after an update"),
         pytest.param("vllm", mirrors_images, "pixels", marks=pytest.mark.full),
     ],
     ids=["weights", "pixels"],
@@ -210,7 +211,7 @@ def text_rows(models, tmp_path) -> Callable[[], dict[str, ProbeRow]]:
     def rows() -> dict[str, ProbeRow]:
         encoder = Encoder(folder, media)
         shown = [probe.encoded for probe in fitting(encoder, max_tokens=256, max_images=2) if probe.has_images]
-        found = [special_row(folder, encoder), placeholder_row(folder, media, shown)]
+        found = [special_row(folder, encoder), prompt_row(shown, encoder)]
         found += turn_rows(encoder, folder, shown[0].images[0], needed=True)
         return {row.probe: row for row in found}
 
@@ -237,9 +238,9 @@ def test_placeholders_that_are_expanded_twice_are_counted(text_rows, monkeypatch
     from mmrl.engine.network.image_form import OneGrid
 
     sound = OneGrid.tokens
-    assert text_rows()["placeholders"].number == 0
+    assert text_rows()["tokens of prompts"].number == 0
     monkeypatch.setattr(OneGrid, "tokens", lambda self, *size: 2 * sound(self, *size))
-    assert text_rows()["placeholders"].verdict == "bad"
+    assert text_rows()["tokens of prompts"].verdict == "bad"
 
 
 @pytest.mark.parametrize(("needed", "verdict"), [(True, "bad"), (False, "ok")])
