@@ -46,6 +46,8 @@ SMOKED = (
     "raft",
     "raft_pp",
     "reinforce_rej",
+    "papo",
+    "noisy_rollout",
 )
 
 OVERRIDES = {
