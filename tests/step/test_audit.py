@@ -17,17 +17,20 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
+from mmrl.data.images import ImageGrid, MediaStore
 from mmrl.engine.network.folder import ModelFolder
+from mmrl.engine.text.encoding import Encoder
 from mmrl.engine_api import SamplingRequest
 from mmrl.errors import NumericsError
 from mmrl.step.audit import probed as probing
 from mmrl.step.audit.probe_prompts import IMAGE, MOVED, OTHER, fitting
 from mmrl.step.audit.probe_row import ProbeRow
-from mmrl.step.audit.start_audit import audit, cheap_rows
+from mmrl.step.audit.start_audit import LIMITS, audit, cheap_rows
 from mmrl.types import EncodedPrompt, FloatArray, RolloutGroup, Sample
 from tests.proofs import families
 
 HF = {"name": "hf", "temperature": 1.0}
+SHORT = {"train": {"name": "table"}, "max_prompt_tokens": 8}
 
 
 @dataclass
@@ -167,9 +170,19 @@ def test_the_probes_take_what_a_run_can(seeing, vision, bench):
     assert names(256, 0) == ["no image", "a long text"] == names(256, 2, bench("qwen2"))
     assert names(35, 1) == ["no image", IMAGE, OTHER, MOVED]
     assert "two images" in names(256, 2) and "two images" not in names(256, 1)
-    assert names(8, 2) == [] and rows(seeing, vision, data={"train": {"name": "table"}, "max_prompt_tokens": 8}) == []
+    assert names(8, 2) == [] and rows(seeing, vision, data=SHORT) == []
+    told = audit(seeing, vision.encoder, vision.config(sampler=HF, data=SHORT), print)
+    assert told == "the audit: nothing is probed, as no probe fits " + LIMITS
+    told = audit(seeing, vision.encoder, vision.config(sampler=HF, data={**SHORT, "max_prompt_tokens": 24}), print)
+    assert "probes of numbers are well" in told and f"sight is not probed, as no image fits {LIMITS}" in told
     tokens = sum(each.sample.num_tokens for each in probing.probed(seeing, vision.encoder, vision.config()).samples)
     assert tokens < 640
+
+
+def test_limits_of_pixels_that_allow_no_odd_size_leave_square_images(vision, tmp_path):
+    encoder = Encoder(vision.folder, MediaStore(tmp_path, ImageGrid(28, 3136, 3136)))
+    names = [each.name for each in fitting(encoder, max_tokens=256, max_images=2)]
+    assert {IMAGE, OTHER, MOVED, "two images"} <= set(names)
 
 
 def test_a_run_that_samples_nothing_has_the_learners_rows(start, vision):

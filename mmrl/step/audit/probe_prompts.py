@@ -56,13 +56,13 @@ def drawn(size: Size, background: Colour, mark: Colour, place: Place = "top left
     return RawImage(file.getvalue(), f"probe {width}x{height}, the mark {place}")
 
 
-def images() -> Mapping[str, RawImage]:
+def images(wide: Size = WIDE, tall: Size = TALL) -> Mapping[str, RawImage]:
     """The images of the probes, by name."""
     return {
-        "a": drawn(WIDE, WHITE, RED),
-        "b": drawn(WIDE, BLUE, YELLOW),
-        "moved": drawn(WIDE, WHITE, RED, "bottom right"),
-        "tall": drawn(TALL, YELLOW, BLUE),
+        "a": drawn(wide, WHITE, RED),
+        "b": drawn(wide, BLUE, YELLOW),
+        "moved": drawn(wide, WHITE, RED, "bottom right"),
+        "tall": drawn(tall, YELLOW, BLUE),
         "square": drawn(SQUARE, RED, WHITE, "bottom right"),
     }
 
@@ -84,11 +84,22 @@ _PROBES: Sequence[tuple[str, str, Sequence[str], int, str]] = (
 def fitting(encoder: PromptEncoder, *, max_tokens: int, max_images: int) -> list[ProbePrompt]:
     """The prompts that a run can take, in the model's tokens.
 
+    A run whose limits of pixels allow no odd size gets square images alone.
+
     Args:
         max_tokens: Most tokens of a prompt.
         max_images: Most images of a prompt; 0 for a run without.
     """
-    pictures, found, left = images() if max_images else {}, list[ProbePrompt](), PROMPT_TOKENS
+    found = _fitting(encoder, images() if max_images else {}, max_tokens=max_tokens, max_images=max_images)
+    if max_images and not any(each.has_images for each in found):
+        found = _fitting(encoder, images(SQUARE, SQUARE), max_tokens=max_tokens, max_images=max_images)
+    return found
+
+
+def _fitting(
+    encoder: PromptEncoder, pictures: Mapping[str, RawImage], *, max_tokens: int, max_images: int
+) -> list[ProbePrompt]:
+    found, left = list[ProbePrompt](), PROMPT_TOKENS
     for place, (name, text, names, members, finds) in enumerate(_PROBES):
         if len(names) > max_images:
             continue

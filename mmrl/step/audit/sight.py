@@ -15,8 +15,11 @@ SEEN = 100.0
 """Least movement of a model that sees, as a multiple of the rounding of the type in which it is measured."""
 FOLLOWS, NOISE = 0.5, 8.0
 """Largest difference between two movements, as a share of the movement, and as a multiple of the noise."""
+SIGHT = "sight, "
+"""Head of the names of rows on the model itself."""
 BLIND = "the folder's weights are blind (a merger or projector of zeros, a tower that was not loaded)"
-REMEDY = "take a folder whose answers depend on the image in plain transformers, or rows without images"
+CURE = "take a folder whose answers depend on the image in plain transformers, or rows without images"
+"""The cure of a blind model."""
 
 
 def sight_rows(probed: Probed) -> Iterator[ProbeRow]:
@@ -38,17 +41,17 @@ def _movement_rows(probed: Probed, name: str, own: int, crossed: int, finds: str
     moved, noise = probed.alone[own] - probed.alone[crossed], probed.noise
     movement, least = mean_abs(moved), SEEN * noise * EPSILON[WIDER[probed.precision]] / EPSILON[probed.precision]
     least = least if probed.plain else noise
-    found = f"{name}: log-probs of the same tokens move by {movement:.1e} nats in {by}"
-    found += "" if movement > least else f", which is nothing: {BLIND}; {REMEDY}"
-    yield ProbeRow.more_than(f"sight, {name}", movement, least, found, f"{BLIND}; {finds}")
+    found = f"log-probs of the same tokens move by {movement:.1e} nats in {by}"
+    found += "" if movement > least else ", which is nothing: the model is blind"
+    yield ProbeRow.more_than(f"{SIGHT}{name}", movement, least, found, f"{BLIND}; {finds}")
     if probed.plain:
         off = mean_abs(probed.packed[own] - probed.packed[crossed] - moved)
         bound = max(FOLLOWS * movement, NOISE * noise)
-        found = f"{name}: the learner's movement is {off:.1e} nats from that of {by}, which is {movement:.1e}"
+        found = f"the learner's movement is {off:.1e} nats from that of {by}, which is {movement:.1e}"
         yield ProbeRow.at_most(f"sight of the learner, {name}", off, bound, found, f"in the learner: {finds}")
     if probed.samples[own].is_sampled:
         # The sampler tells of its own tokens alone: they must fit the image that it was shown, and not the other one.
         near, far = (mean_abs(probed.told(own) - probed.packed[place]) for place in (own, crossed))
         bound = max(FOLLOWS * far, NOISE * noise)
-        found = f"{name}: the sampler is {near:.1e} nats from the learner on its own image, and {far:.1e} on the other"
+        found = f"the sampler is {near:.1e} nats from the learner on its own image, and {far:.1e} on the other"
         yield ProbeRow.at_most(f"sight of the sampler, {name}", near, bound, found, f"in the sampler: {finds}")
