@@ -24,7 +24,7 @@ _REMEDY = (
 
 
 class LowEntropy(Monitor):
-    """Entropy falls too early, or to nothing."""
+    """Entropy collapse: entropy falls too early, or to nothing."""
 
     class Config(PluginConfig):
         share: Annotated[float, Field(gt=0, lt=1)] = 0.2

@@ -58,7 +58,7 @@ QUESTIONS = {
     "push to hub": "mmrl export",
     "evaluate a checkpoint": "mmrl eval",
     "pass@k": "Commands > eval",
-    "entropy collapse": "low_entropy",
+    "entropy collapse": "Monitors",
     "early stopping": "trainer.stop_when",
     "sampler and learner disagree": "trainer.on_mismatch",
     "loss is zero": "mmrl > Two commands",
