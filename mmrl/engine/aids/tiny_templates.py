@@ -17,6 +17,11 @@ A conversation without tools is written alike by all of them.
 All have ``enable_thinking``: false begins each turn with an empty thought. What they do was read in the templates of
 Qwen3.6 and Qwen3.8 that huggingface/trl keeps (``trl/chat_templates``); Qwen3.5's is the former without its option.
 Their words, calls that a message has in keys of its own, and videos are left out.
+
+``gemma_template`` is the format of Gemma 4, ``<|turn>user ... <turn|>``: texts are trimmed; a turn of the model loses
+its thoughts, ``<|channel>thought ... <channel|>``; a message of a tool is written behind the call that it answers,
+which mmrl's messages have not, and else not at all. ``enable_thinking: true`` opens the system turn with ``<|think|>``.
+Without it the heads of 26B and 31B end with an empty thought, and those of E2B and E4B do not.
 """
 
 from __future__ import annotations
@@ -111,6 +116,38 @@ PUBLISHED = {
     "Qwen3.8": (_EFFORT, "", "(preserve_thinking is undefined or preserve_thinking is true)"),
 }
 """For each generation: its effort, the way it finds a thought in a turn's content, and when it keeps earlier ones."""
+
+
+_GEMMA = (
+    "{% macro answer(text) %}{% set kept = namespace(text='') %}{% for piece in text.split('<channel|>') %}"
+    "{% set kept.text = kept.text ~ piece.split('<|channel>')[0] %}{% endfor %}{{ kept.text | trim }}{% endmacro %}"
+    "{% macro piece(m, text) %}{{ answer(text) if m['role'] == 'assistant' else text | trim }}{% endmacro %}"
+    "{% macro body(m) %}{% if m['content'] is string %}{{ piece(m, m['content']) }}"
+    "{% else %}{% for part in m['content'] %}"
+    "{% if part['type'] == 'image' %}{{ IMAGE }}"
+    "{% elif part['type'] == 'text' %}{{ piece(m, part['text']) }}{% endif %}"
+    "{% endfor %}{% endif %}{% endmacro %}"
+    "{% set thinks = enable_thinking is defined and enable_thinking is true %}"
+    "{% set led = messages[0]['role'] == 'system' %}"
+    "{{ bos_token }}"
+    "{% if thinks or tools or led %}{{ '<|turn>system\n' }}{% if thinks %}{{ '<|think|>\n' }}{% endif %}"
+    "{% if led %}{{ body(messages[0]) }}{% endif %}"
+    "{% for tool in tools or () %}{{ '<|tool>' ~ (tool | tojson) ~ '<tool|>' }}{% endfor %}{{ '<turn|>\n' }}{% endif %}"
+    "{% for m in messages %}{% if m['role'] != 'tool' and not (led and loop.first) %}"
+    "{{ '<|turn>' ~ ('model' if m['role'] == 'assistant' else m['role']) ~ '\n' }}"
+    "{% for call in m['tool_calls'] or () %}"
+    "{{ '<|tool_call>call:' ~ call['function']['name'] ~ (call['function']['arguments'] | tojson) ~ '<tool_call|>' }}"
+    "{% endfor %}{{ body(m) ~ '<turn|>\n' }}"
+    "{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|turn>model\n' }}QUIET{% endif %}"
+)
+GEMMA = {"E2B": "", "31B": "{% if not thinks %}{{ '<|channel>thought\n<channel|>' }}{% endif %}"}
+"""For each kind of Gemma 4, what its heads end with where it shall not think."""
+
+
+def gemma_template(models: str) -> str:
+    """The chat template of Gemma 4, of a kind in ``GEMMA``."""
+    return _with_image(_GEMMA.replace("QUIET", GEMMA[models]), BUDGETED_IMAGE)
 
 
 def chat_template(family: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +17,31 @@ _INVISIBLE = "\u200b"
 """A zero-width space. Within a special token's text it leaves the text readable, and makes it no token."""
 
 OPENING, CLOSING = "<think>", "</think>"
-"""The marks of thoughts that templates write and read."""
+"""The marks of thoughts that most templates write and read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtMarks:
+    """Marks around a thought of the policy.
+
+    Attributes:
+        opening: Begins a thought.
+        closing: Ends it.
+        gap: Stands between the closing and the answer.
+    """
+
+    opening: str
+    closing: str
+    gap: str
+
+    def around(self, thought: str, answer: str, *, opened: bool = False) -> str:
+        """A turn with a thought; without its opening if that is ``opened`` already."""
+        return ("" if opened else f"{self.opening}\n") + f"{thought}\n{self.closing}{self.gap}{answer}"
+
+
+TAGS = ThoughtMarks(OPENING, CLOSING, "\n\n")
+CHANNEL = ThoughtMarks("<|channel>thought", "<channel|>", "")
+"""Marks of Gemma 4, which are special tokens."""
 _THOUGHT = re.compile(rf"\s*{OPENING}(.*?){CLOSING}\s*", re.DOTALL)
 
 Filled = Mapping[str, Any]
@@ -56,6 +81,11 @@ class ChatTemplate:
     def where(self) -> str:
         """The template's file or model, for messages."""
         return self._folder.template.where or f"chat template of {self._folder.name}"
+
+    @cached_property
+    def thoughts(self) -> ThoughtMarks:
+        """The marks of thoughts that the template reads."""
+        return CHANNEL if CHANNEL.closing in self.source else TAGS
 
     def fill(self, messages: Sequence[Filled]) -> str:
         """The conversation with the head of the policy's next turn; the template's exceptions are its own."""

@@ -161,7 +161,7 @@ class Encoder:
             DataError: The content cannot be read by this model.
         """
         template, head = self._template, self._template.fill([self._template.message("user", (ASKED,))])
-        said = said_after(head)
+        said = said_after(template, head)
         turn = np.array([*self._tokenize(said, OBSERVATION), self._suffix.end], np.int32)
         seen = self.insertion(Segment(turn, True, np.zeros(len(turn), np.float32)), content, role)
         appended = np.concatenate([np.array(self._tokenize(head, OBSERVATION), np.int32), turn, seen.token_ids])

@@ -24,6 +24,8 @@ SENTINEL: Mapping[str, Any] = {
         },
     },
 }
+UNREAD = "<|tool_call>"
+"""Opens a call in a form of Gemma 4 that is not read: told of tools by such a template, a policy would call none."""
 TEXT = """\
 You can use tools. Each line below describes one as a JSON schema:
 {schemas}
@@ -64,10 +66,13 @@ class ToolPrompt:
             return
         self._folder = folder
         shown = [_spelled(self.template, tool) for tool in plain]
-        if mode == "text" or (mode == "auto" and not self._writes([SENTINEL])):
+        unread = UNREAD in self.template.source
+        if mode == "text" or (mode == "auto" and (unread or not self._writes([SENTINEL]))):
             lines = [json.dumps(tool, ensure_ascii=False) for tool in shown]
             self.text, self.way = TEXT.format(schemas="\n".join(lines)), "text"
             return
+        if unread:
+            raise _unread()
         for tool in shown:
             if not self._writes([tool]):
                 raise self._refusal(tool["function"]["name"])
@@ -108,6 +113,15 @@ class ToolPrompt:
             possible="auto, text, none",
             remedy="set it to auto, which describes the tools in the system turn",
         )
+
+
+def _unread() -> ConfigError:
+    return ConfigError(
+        f"the model's chat template has calls that begin with {UNREAD}, which are not read",
+        where="environment.tool_prompt: template",
+        possible="auto, text, none",
+        remedy="set it to auto, which describes the tools and the form of calls in the system turn",
+    )
 
 
 def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:

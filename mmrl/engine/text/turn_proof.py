@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mmrl.engine.text.chat_template import CLOSING, OPENING, ChatTemplate, Filled
+from mmrl.engine.text.chat_template import ChatTemplate, Filled
 
 Suffix = Callable[[Sequence[Filled]], str]
 """The text between two turns, with these messages in between."""
@@ -73,12 +73,11 @@ def deviation_of(template: ChatTemplate, suffix: Suffix, carrier: Carrier, *, im
         found = _lost(template, suffix, carrier, contents)
         if found is not None:
             return found
-        head = _prefill(template)
-        said = SAID if CLOSING in head or OPENING not in head else ()
+        head, marks = _prefill(template), template.thoughts
+        opened, closed = _opens_thought(template, head), marks.closing in head
         # A thought begins where the template has begun it.
-        opening = "" if _opens_thought(head) else f"{OPENING}\n"
-        thoughtful = tuple(f"{opening}{THOUGHT}\n{CLOSING}\n\n{text}" for text in SAID)
-        for texts in (said, () if CLOSING in head else thoughtful):
+        thoughtful = tuple(marks.around(THOUGHT, text, opened=opened) for text in SAID)
+        for texts in (() if opened else SAID, () if closed else thoughtful):
             if texts and (found := _rewritten(template, suffix, carrier, contents, texts, head)) is not None:
                 return found
     except Exception as error:  # the template is the model's: any exception is its own
@@ -86,9 +85,10 @@ def deviation_of(template: ChatTemplate, suffix: Suffix, carrier: Carrier, *, im
     return None
 
 
-def said_after(head: str) -> str:
+def said_after(template: ChatTemplate, head: str) -> str:
     """A turn of the policy that goes on from a head, of which the template may have begun the thought."""
-    return f"{THOUGHT}\n{CLOSING}\n\n{SAID[0]}" if _opens_thought(head) else SAID[0]
+    opened = _opens_thought(template, head)
+    return template.thoughts.around(THOUGHT, SAID[0], opened=True) if opened else SAID[0]
 
 
 def conversation(template: ChatTemplate, said: str, observation: Filled) -> list[Filled]:
@@ -97,9 +97,9 @@ def conversation(template: ChatTemplate, said: str, observation: Filled) -> list
     return [asked, template.said(_prefill(template) + said), observation]
 
 
-def _opens_thought(head: str) -> bool:
+def _opens_thought(template: ChatTemplate, head: str) -> bool:
     """True if a turn's head leaves a thought open."""
-    return OPENING in head and CLOSING not in head
+    return template.thoughts.opening in head and template.thoughts.closing not in head
 
 
 def _lost(
@@ -134,7 +134,7 @@ def _rewritten(
     prefill: str,
 ) -> Deviation | None:
     """A deviation between a whole conversation and its turns in a row, in text or tokens."""
-    asked = template.message("user", (ASKED,))
+    asked, marks = template.message("user", (ASKED,)), template.thoughts
     messages, begin = [asked], template.fill([asked])
     ours, thoughtless = begin, begin.removesuffix(prefill)
     ids = template.tokenize(begin, carrier.role)
@@ -143,7 +143,7 @@ def _rewritten(
         messages += [template.said(prefill + text), observation]
         after = suffix([observation])
         ours += text + after
-        thoughtless += (text.partition(f"{CLOSING}\n\n")[2] or text) + after.removesuffix(prefill)
+        thoughtless += (text.partition(f"{marks.closing}{marks.gap}")[2] or text) + after.removesuffix(prefill)
         ids += template.tokenize(text, carrier.role) + template.tokenize(after, carrier.role)
     theirs = template.fill(messages)
     if theirs == ours:
@@ -159,5 +159,5 @@ def _rewritten(
 def _prefill(template: ChatTemplate) -> str:
     """The part of a turn that the template writes itself: the opening of a thought, or an empty one."""
     head = template.fill([template.message("user", (ASKED,))])
-    at = head.rfind(OPENING)
+    at = head.rfind(template.thoughts.opening)
     return "" if at < 0 else head[at:]
