@@ -48,6 +48,7 @@ FLAT = ("qwen2_vl", "qwen2_5_vl")  # config.json has the language model's keys a
 FUSED = ("qwen3_5_moe",)  # its experts are one weight, which transformers would divide
 NEW = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "gemma4")  # written by transformers 5
 TIED = ("gemma4",)  # all of its models
+DEAF = ("gemma4",)  # its larger models have no tower for sound
 SLIDING = ("gemma4",)  # its RoPE is of two kinds
 
 
@@ -75,6 +76,8 @@ def _write_weights(folder: Path, family: str) -> None:
         text["rope_parameters"] |= {"rope_theta": 1e6, **ROPE.get(family, {})}
     text["tie_word_embeddings"] = config["tie_word_embeddings"] = family in TIED
     config.get("vision_config", {}).update(VISION.get(family, {}))
+    if family in DEAF:
+        config["audio_config"] = None
     path.write_text(json.dumps(config))
     (folder / "model.safetensors").unlink()
     torch.manual_seed(0)

@@ -129,6 +129,7 @@ def plain_with(plain: Any, folder: str, weights: dict[str, torch.Tensor]) -> Any
         ("qwen3_vl", ["projector"], 4),
         ("internvl", ["vision", "projector"], 14),
         ("llama", ["language"], 14),
+        ("gemma4", ["embedding_projection"], 1),  # and none in the tower for sound
         ("qwen3", ["model.layers.*.self_attn.?_proj"], 8),
     ],
 )

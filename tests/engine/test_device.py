@@ -183,7 +183,7 @@ def test_a_gpu_samples_the_completions_of_a_step_at_once_within_bounds(num_seque
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen2"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen2", "gemma4"])
 def test_vllm_accepts_the_arguments_by_name(kind, family, bench):
     from vllm import EngineArgs
 
@@ -202,7 +202,8 @@ def test_vllm_accepts_the_arguments_by_name(kind, family, bench):
     assert (built.gpu_memory_utilization == 0.3) == (kind == "cuda")
     assert built.compilation_config.max_cudagraph_capture_size == 64
     assert (built.compilation_config.pass_config.fuse_allreduce_rms is False) == (kind == "cuda")
-    assert (built.limit_mm_per_prompt == {"image": 3, "video": 0}) == (family == "qwen2_5_vl")
+    limits = {"qwen2": {}, "qwen2_5_vl": {"image": 3, "video": 0}, "gemma4": {"image": 3, "video": 0, "audio": 0}}
+    assert (built.limit_mm_per_prompt or {}) == limits[family]
     assert arguments.keys() - {"model", "dtype"} <= {*EngineArgs.__dataclass_fields__}
     assert arguments["load_format"] == "safetensors"  # no pickles; a dummy load would leave buffers that no sync sends
 

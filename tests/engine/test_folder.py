@@ -128,7 +128,6 @@ def test_layers_that_cannot_be_packed_are_refused_by_their_type(family, changed)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"audio_config": {"model_type": "gemma4_audio"}}, "reads sound too"),
         ({"text_config": {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2}}, "mixtures of experts"),
         ({"text_config": {"use_bidirectional_attention": "all"}}, "all tokens of the model see each other"),
     ],

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import gc
+import json
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from mmrl.engine.device import IMAGE_FEATURE_BYTES
 from mmrl.engine.learner import learner_settings
 from mmrl.engine.learner.collation import Collator
+from mmrl.engine.network.weights import Failures, save_model
 from mmrl.engine.spec import EngineSpec
 from mmrl.errors import ConfigError
 from mmrl.interfaces import Aggregation, AggregationMode, Algorithm, Needs
@@ -207,6 +211,26 @@ def test_frozen_parts_stay_and_the_others_move(stage, freeze, start, rows, visio
     part_of = vision.folder.family.part_of
     assert {part_of(name) for name in moved} == {"vision", "projector", "language"} - set(freeze)
     assert all(name in moved for name in before if part_of(name) not in freeze)
+
+
+@pytest.mark.parametrize("stage", [0, pytest.param(3, marks=FULL)])
+def test_a_tower_that_no_row_reaches_stays_and_is_saved_as_it_was(stage, start, bench, tmp_path):
+    """Gemma 4's, for sound, with its bounds."""
+    setting = bench("gemma4")
+    engine = start(bench=setting, learner={"zero_stage": stage, "lr": 1e-2})
+    with engine.learning() as learner:
+        policy, failures = learner.policy, Failures()
+        trained = {name for name, parameter in policy.model.named_parameters() if parameter.requires_grad}
+        learner.network("policy").update(rows_of(case_of(setting))())
+        save_model(policy, setting.folder, tmp_path, failures)
+    assert failures.first is None
+    before, after = (load_file(Path(folder) / "model.safetensors") for folder in (setting.folder.path, tmp_path))
+    unused = {name for name in before if not setting.folder.family.uses(name)}
+    assert before.keys() == after.keys() and len(unused) > 50 and any(name.endswith("input_max") for name in unused)
+    assert not trained & unused
+    assert all(before[name].numpy().tobytes() == after[name].numpy().tobytes() for name in unused)
+    assert not any(torch.equal(before[name], after[name]) for name in trained & before.keys())
+    assert json.loads((tmp_path / "config.json").read_text())["audio_config"]["model_type"] == "gemma4_audio"
 
 
 def test_a_step_without_rows_changes_nothing(exposed):

@@ -122,6 +122,13 @@ VISION: dict[str, dict[str, Any]] = {
         "default_output_length": 70,  # vLLM's name for the most tokens of an image
     },
 }  # fmt: skip
+SOUND: dict[str, dict[str, Any]] = {
+    "gemma4": {
+        "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "subsampling_conv_channels": [8, 4],
+        "output_proj_dims": 32, "use_clipped_linears": True,
+    },
+}  # fmt: skip
+"""Towers that hear, which no row uses."""
 IMAGE_SEQ_LENGTH = 4
 """Tokens of a tile of 56 x 56 pixels."""
 
@@ -254,7 +261,12 @@ def write_model(
     torch.manual_seed(seed)
     auto = transformers.AutoModelForImageTextToText if vision else transformers.AutoModelForCausalLM
     config = transformers.AutoConfig.for_model(family, **values)
-    model = auto.from_config(config).to(torch.float32)
+    model = auto.from_config(config)
+    if family in SOUND:  # whose weights are drawn last
+        hearing = auto.from_config(transformers.AutoConfig.for_model(family, **values, audio_config=SOUND[family]))
+        hearing.load_state_dict(model.state_dict(), strict=False)
+        model = hearing
+    model = model.to(torch.float32)
     _widen(model, gain)
     fill_scales(model, family)
     model.save_pretrained(folder)

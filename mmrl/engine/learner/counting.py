@@ -37,7 +37,8 @@ class UpdateCost:
         """The cost of a policy's rows."""
         trained = dict.fromkeys(folder.family.parts, 0)
         for name, parameter in policy.model.named_parameters():
-            trained[folder.family.part_of(name)] += numel(parameter) * parameter.requires_grad
+            if parameter.requires_grad:
+                trained[folder.family.part_of(name)] += numel(parameter)
         return cls(folder.config, training_of(trained, adapted=bool(policy.adapted)))
 
     def flops(self, inputs: PackedInputs) -> int:

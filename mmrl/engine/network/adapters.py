@@ -81,7 +81,7 @@ def chosen_layers(names: Sequence[str], family: Family, targets: Sequence[str]) 
     Raises:
         ConfigError: A target names no layer.
     """
-    chosen = set[str]()
+    chosen, names = set[str](), [name for name in names if family.uses(name)]
     for target in targets:
         if target in family.parts:
             found = {name for name in names if family.part_of(f"{name}.") == target}

@@ -12,6 +12,8 @@ from mmrl.engine.network.features import BFLOAT16_STATES, FEATURES, PAGE, PROMPT
 from mmrl.engine.network.image_form import Budget, ImageForm, OneGrid, Tiles
 from mmrl.errors import ConfigError
 
+UNUSED = "unused"
+"""The part of a parameter that no row reaches."""
 EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
 """Ends of the names of a layer's expert weights, where all of its experts are in one."""
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
@@ -26,6 +28,8 @@ class Family:
         models: Public names of models that belong to it, for people who choose one.
         images: How its models read images; None for text models.
         parts: Name prefixes of the parameters of ``vision``, ``projector`` and ``language``; the longest wins.
+        unused: Name prefixes of parameters that no row of ours reaches, such as those of sound. They are frozen, have
+            no adapters, and are kept in what is saved.
         banned_tokens: Never sampled: the policy would otherwise write an image that does not exist.
         languages: ``model_type`` of the language models that it may have, where its models differ in that.
         shares_prefix: True if completions of one prompt may share its keys and values in a packed row, and its last
@@ -40,6 +44,7 @@ class Family:
     models: str
     images: type[ImageForm] | None = None
     parts: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({"language": ("",)}))
+    unused: tuple[str, ...] = ()
     banned_tokens: tuple[str, ...] = ()
     languages: tuple[str, ...] = ()
     shares_prefix: bool = True
@@ -93,8 +98,14 @@ class Family:
         """True if prompts may hold images."""
         return self.images is not None
 
+    def uses(self, parameter: str) -> bool:
+        """True if rows reach a parameter."""
+        return not parameter.startswith(self.unused)
+
     def part_of(self, parameter: str) -> str:
-        """The part that a parameter belongs to."""
+        """The part that a parameter belongs to; ``unused`` for one that no row reaches."""
+        if not self.uses(parameter):
+            return UNUSED
         matches = [(len(p), part) for part, prefixes in self.parts.items() for p in prefixes if parameter.startswith(p)]
         return max(matches)[1]
 
@@ -136,7 +147,7 @@ _INTERNVL = Family(
 
 _GEMMA4 = Family(
     "gemma4",
-    "Gemma 4, dense, with images; not its mixtures of experts, nor sound",
+    "Gemma 4, dense, with images; not its mixtures of experts; sound is not read",
     images=Budget,
     parts=MappingProxyType(
         {
@@ -145,6 +156,7 @@ _GEMMA4 = Family(
             "language": ("model.language_model.", "lm_head."),
         }
     ),
+    unused=("model.audio_tower.", "model.embed_audio."),
     banned_tokens=(
         *("<|image>", "<|image|>", "<image|>", "<|video|>"),
         *("<|audio>", "<|audio|>", "<audio|>"),

@@ -406,5 +406,3 @@ def _missing(
             "the model's layers have mixtures of experts, which this family has not here",
             "choose a dense model of it",
         )
-    if getattr(config, "audio_config", None) is not None:
-        yield "the model reads sound too (audio_config), which is not supported", "choose one without audio_config"

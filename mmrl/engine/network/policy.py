@@ -15,6 +15,7 @@ from mmrl.config.sections import LoraConfig
 from mmrl.engine import device
 from mmrl.engine.network import adapters, attention, experts, quantization
 from mmrl.engine.network.buffers import read_buffers
+from mmrl.engine.network.family import UNUSED
 from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.network.image_form import Features
 from mmrl.engine.network.image_needs import check_takes_image_features
@@ -235,7 +236,7 @@ def load_policy(
         quantization.quantize(model, quantized, options["dtype"], with_weights=with_weights)
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point():
-            parameter.requires_grad_(folder.family.part_of(name) not in freeze)
+            parameter.requires_grad_(folder.family.part_of(name) not in (*freeze, UNUSED))
             parameter.data = parameter.data.to(options["dtype"])  # some files keep a few in float32
     if rounded_as is not None:
         quantization.round_weights(model, quantized, rounded_as)

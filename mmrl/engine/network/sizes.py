@@ -9,6 +9,7 @@ import torch
 
 from mmrl.config.sections import LoraConfig
 from mmrl.engine.network.adapters import chosen_layers, linear_layers
+from mmrl.engine.network.family import UNUSED
 from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.network.quantization import quantizable
 from mmrl.ops.memory import NF4_BYTES
@@ -28,6 +29,8 @@ def part_sizes(
 ) -> dict[str, tuple[int, int]]:
     """Each part's trained and frozen parameters; adapters count to the part of their layers.
 
+    A model whose family leaves some of it unused has a further entry for that.
+
     Raises:
         ConfigError: ``lora.targets`` names no layer.
     """
@@ -35,7 +38,8 @@ def part_sizes(
     sizes = {part: [0, 0] for part in family.parts}
     for name, parameter in model.named_parameters():
         part = family.part_of(name)
-        sizes[part][part in freeze or lora is not None] += parameter.numel()
+        frozen = part in (*freeze, UNUSED) or lora is not None
+        sizes.setdefault(part, [0, 0])[frozen] += parameter.numel()
     if lora is not None:
         layers = linear_layers(model)
         for name in chosen_layers(list(layers), family, lora.targets):

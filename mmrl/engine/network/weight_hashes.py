@@ -102,7 +102,7 @@ def _read_back(layer: Any) -> torch.Tensor:
 
 
 def learner_weights(policy: Policy, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every weight of the learner's by each of its names, one at a time, as the sampler must have it; collective.
+    """Every weight that rows reach, by each of its names, one at a time, as the sampler must have it; collective.
 
     This goes over the model itself, and not over what a weight sync sends.
     """
@@ -110,7 +110,7 @@ def learner_weights(policy: Policy, dtype: torch.dtype) -> Iterator[tuple[str, t
     packed = {id(layer.weight): layer for layer in quantization.packed_layers(policy.model)}
     factors = {id(factor) for adapter in policy.adapted for factor in adapter.factors.values()}
     for name, parameter in policy.model.named_parameters(remove_duplicate=False):
-        if id(parameter) in factors:
+        if id(parameter) in factors or not policy.family.uses(name):
             continue
         adapter: adapters.Adapter | None = adapted.get(id(parameter))
         with gathered(parameter, *(adapter.factors.values() if adapter else ())):

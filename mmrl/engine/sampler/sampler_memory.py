@@ -8,6 +8,7 @@ from typing import Any
 
 from mmrl.config.sections import Config
 from mmrl.engine import device
+from mmrl.engine.network.family import UNUSED
 from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.network.shape import model_shape
 from mmrl.engine.network.sizes import meta_model
@@ -104,6 +105,8 @@ def weights_in_vllm(config: Config, folder: ModelFolder, width: int) -> tuple[in
     whole_tower = sampler.engine.get("mm_encoder_tp_mode") == "data"
     for name, parameter in meta_model(folder).named_parameters():
         part = folder.family.part_of(name)
+        if part == UNUSED:  # vLLM leaves out a tower that no prompt may use
+            continue
         if part == "language" and (number := _layer(name)) is not None and number >= last:
             continue
         parts = sampler.tensor_parallel_size if part == "language" or not whole_tower else 1

@@ -284,6 +284,8 @@ def engine_arguments(
         arguments["enable_return_routed_experts"] = True
     if folder.family.vision:
         arguments["limit_mm_per_prompt"] = {"image": max_images, "video": 0}
+        if getattr(folder.config, "audio_config", None) is not None:
+            arguments["limit_mm_per_prompt"]["audio"] = 0
         arguments["mm_processor_cache_gb"] = IMAGE_CACHE_GIB
     return device.merged(arguments, {**config.engine, **device.overruled(kind, config.engine)})
 
