@@ -133,6 +133,13 @@ class Sampler(Protocol):
         """Give up every request; leaving ``Engine.sampling`` does so too."""
         ...
 
+    def forget_prompts(self) -> None:
+        """Drop what finished requests have left in caches, so that later ones are computed as if they were the first.
+
+        No request may be left. A sampler without caches has nothing to drop.
+        """
+        return
+
     def generate(self, requests: Sequence[SamplingRequest]) -> Iterator[tuple[int, RolloutGroup]]:
         """Groups as they finish, each with the index of its request; nobody answers them."""
         try:

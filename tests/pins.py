@@ -184,7 +184,9 @@ def chosen(names: str) -> list[str]:
 
 def use(root: Path) -> None:
     """Import mmrl, its plugins and its tests from a checkout, and from no other."""
-    others = [path for path in sys.path if not any((Path(path) / name).exists() for name in ("mmrl", "pins.py"))]
+    others = [
+        path for path in sys.path if not any((Path(path) / name).exists() for name in ("mmrl/__init__.py", "pins.py"))
+    ]
     others = [path for path in others if not list(Path(path).glob("mmrl_*/__init__.py"))]
     sys.path[:] = [str(root), str(root / "plugins"), str(root / "datasets"), *others]
     os.environ.update(QUIET, PYTHONPATH=os.pathsep.join(sys.path[:3]))

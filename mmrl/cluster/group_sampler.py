@@ -130,6 +130,9 @@ class GroupSampler(Sampler):
                 self._others += [self._calls.call(rank, "drop") for own in self._sets for rank in own.ranks]
         self.forget()
 
+    def forget_prompts(self) -> None:
+        self._calls.all("forget_prompts")
+
     def forget(self) -> None:
         """Give up what the ranks have dropped, or will drop."""
         self._others += self._polls

@@ -206,6 +206,11 @@ class RankWorker:
         sampler: Sampler = self._owner
         sampler.drop()
 
+    def forget_prompts(self) -> None:
+        """Drop what finished requests have left in the sampler's caches."""
+        sampler: Sampler = self._owner
+        sampler.forget_prompts()
+
     def score(self, samples: Sequence[Sample], role: str, way: Way) -> list[FloatArray]:
         learner: Learner = self._owner
         with self._engine.span("logprob"):

@@ -67,6 +67,9 @@ class Forgetful:
         with self.engine.sampling() as self.sampler:
             yield self
 
+    def forget_prompts(self) -> None:
+        self.sampler.forget_prompts()
+
     def generate(self, requests: Sequence[SamplingRequest]) -> Iterator[tuple[int, RolloutGroup]]:
         read = [replace(each, segments=tuple(map(_half, each.segments))) for each in requests]
         for index, group in self.sampler.generate(read):

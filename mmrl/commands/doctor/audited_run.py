@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -112,8 +113,9 @@ class Audit:
         setup = self._setup
         _ = setup.algorithm, setup.folder, setup.num_adapter_weights
         most = MAX_IMAGES * setup.folder.family.vision
-        found = fitting(self._encoder, max_tokens=self._config.data.max_prompt_tokens, max_images=most)
-        self._prompts = tuple(probe.encoded for probe in found)
+        tokens = self._config.data.max_prompt_tokens
+        found = fitting(self._encoder, max_tokens=tokens, max_images=most, total_tokens=inf)
+        self._prompts = tuple(probe.encoded for probe in found.prompts)
 
     @cached_property
     def _encoder(self) -> Encoder:
@@ -140,7 +142,7 @@ class Audit:
         from mmrl.engine.spec import EngineSpec
 
         setup, begin = self._setup, time.monotonic()
-        most = max(len(prompt.images) for prompt in self._prompts)
+        most = max((len(prompt.images) for prompt in self._prompts), default=0)
         self._engine = start_engine(
             EngineSpec(self._config, setup.folder, setup.media, setup.algorithm, most, setup.with_sampler)
         )
@@ -152,7 +154,7 @@ class Audit:
 
     def _cheap(self) -> None:
         """The probes with which a run begins."""
-        for row in cheap_rows(self._engine, self._encoder, self._config):
+        for row in cheap_rows(self._engine, self._encoder, self._config, total_tokens=inf):
             self._row(row)
 
     def _inspect(self, when: str) -> None:
@@ -179,7 +181,7 @@ class Audit:
 
     def _after(self) -> None:
         self._inspect("after an update")
-        if (found := probed(self._engine, self._encoder, self._config)) is not None:
+        if (found := probed(self._engine, self._encoder, self._config, total_tokens=inf)) is not None:
             for row in worst_of_each(list(agreement_rows(found))):
                 self._row(row)
 

@@ -68,9 +68,6 @@ class HFSampler(OneByOneSampler):
         """A function's answer to the model."""
         return function(self._model)
 
-    def forget_prompts(self) -> None:
-        """Do nothing: every request is read anew."""
-
     @torch.no_grad()
     def _group(self, request: SamplingRequest) -> RolloutGroup:
         ids_1P = torch.from_numpy(np.asarray(request.token_ids, np.int64))[None].to(self._device)

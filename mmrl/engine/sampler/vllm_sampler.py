@@ -117,13 +117,7 @@ class VLLMSampler(SteppingSampler):
             self._discarding.check()
         if self._folder.family.mixture and self._packs_experts:
             self._llm.apply_model(pack_experts)
-        self._llm.llm_engine.reset_encoder_cache()
-        if not self._llm.reset_prefix_cache():
-            raise NumericsError(
-                "vLLM kept attention states of the old weights",
-                where="sampler",
-                remedy="report this: a request is left",
-            )
+        self.forget_prompts()
         self.weight_version = version
 
     def with_model(self, function: Callable[[torch.nn.Module], T]) -> T:
@@ -132,9 +126,18 @@ class VLLMSampler(SteppingSampler):
         return found[0]
 
     def forget_prompts(self) -> None:
-        """Drop what earlier requests have left in the caches, so that images go through the tower again."""
+        """Drop attention states, and what the tower has made of images; preprocessed images stay.
+
+        Raises:
+            NumericsError: A request is left.
+        """
         self._llm.llm_engine.reset_encoder_cache()
-        self._llm.reset_prefix_cache()
+        if not self._llm.reset_prefix_cache():
+            raise NumericsError(
+                "vLLM kept attention states of earlier requests, or of old weights",
+                where="sampler",
+                remedy="report this: a request is left",
+            )
 
     def submit(self, requests: Sequence[SamplingRequest]) -> Sequence[int]:
         self._images.announce(ref for request in requests for ref in request.images)

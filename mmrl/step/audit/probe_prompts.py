@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from mmrl.engine_api import PromptEncoder
@@ -20,9 +21,25 @@ WIDE, TALL, SQUARE = (93, 61), (45, 122), (67, 67)
 WHITE, RED, BLUE, YELLOW = (255, 255, 255), (200, 20, 20), (25, 40, 190), (240, 210, 40)
 LONG = "In a box there are four red balls, two green ones and a small blue one, which lies under the others. "
 PROMPT_TOKENS = 480
-"""Tokens of all prompts beyond the first four, which are always asked."""
+"""Tokens that a start spends on the prompts beyond those that are always asked."""
+ALWAYS = 4
+"""Prompts, the first ones, that are asked if a run can take them, whatever they cost."""
 IMAGE, OTHER, MOVED = "one image", "another image", "the mark moved"
 """Prompts of one text, whose images have one size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """The prompts that a run can take.
+
+    Attributes:
+        prompts: In the model's tokens.
+        left_out: Why others are not among them, by their names. Those with more images than a prompt of the run may
+            have are not told of.
+    """
+
+    prompts: Sequence[ProbePrompt]
+    left_out: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,25 +98,34 @@ _PROBES: Sequence[tuple[str, str, Sequence[str], int, str]] = (
 """Name, text, images, completions and what it finds; the most important first."""
 
 
-def fitting(encoder: PromptEncoder, *, max_tokens: int, max_images: int) -> list[ProbePrompt]:
-    """The prompts that a run can take, in the model's tokens.
+def fitting(
+    encoder: PromptEncoder, *, max_tokens: int, max_images: int, total_tokens: float = PROMPT_TOKENS
+) -> Fitting:
+    """The prompts that a run can take.
 
     A run whose limits of pixels allow no odd size gets square images alone.
 
     Args:
         max_tokens: Most tokens of a prompt.
         max_images: Most images of a prompt; 0 for a run without.
+        total_tokens: Most tokens of all prompts beyond those that are always asked.
     """
-    found = _fitting(encoder, images() if max_images else {}, max_tokens=max_tokens, max_images=max_images)
-    if max_images and not any(each.has_images for each in found):
-        found = _fitting(encoder, images(SQUARE, SQUARE), max_tokens=max_tokens, max_images=max_images)
+    fit = partial(_fitting, encoder, max_tokens=max_tokens, max_images=max_images, total_tokens=total_tokens)
+    found = fit(images() if max_images else {})
+    if max_images and not any(each.has_images for each in found.prompts):
+        found = fit(images(SQUARE, SQUARE))
     return found
 
 
 def _fitting(
-    encoder: PromptEncoder, pictures: Mapping[str, RawImage], *, max_tokens: int, max_images: int
-) -> list[ProbePrompt]:
-    found, left = list[ProbePrompt](), PROMPT_TOKENS
+    encoder: PromptEncoder,
+    pictures: Mapping[str, RawImage],
+    *,
+    max_tokens: int,
+    max_images: int,
+    total_tokens: float,
+) -> Fitting:
+    found, left_out = list[ProbePrompt](), dict[str, str]()
     for place, (name, text, names, members, finds) in enumerate(_PROBES):
         if len(names) > max_images:
             continue
@@ -111,11 +137,13 @@ def _fitting(
         )
         try:
             length = encoder.num_tokens(prompt)
-            if length > max_tokens or (length > left and place > 3):
-                continue
-            encoded = encoder.encode(prompt)
-        except DataError:  # a template that cannot carry it
-            continue
-        left -= length if place > 3 else 0
-        found.append(ProbePrompt(name, encoded, members, finds))
-    return found
+            if length > max_tokens:
+                left_out[name] = f"longer than data.max_prompt_tokens, which is {max_tokens}"
+            elif place >= ALWAYS and length > total_tokens:
+                left_out[name] = "beyond the tokens that a start spends on probes"
+            else:
+                found.append(ProbePrompt(name, encoder.encode(prompt), members, finds))
+                total_tokens -= length if place >= ALWAYS else 0
+        except DataError as error:  # a template that cannot carry it, or an image that the run refuses
+            left_out[name] = error.what
+    return Fitting(found, left_out)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from mmrl.data.order import request_seed
 from mmrl.engine_api import Engine, PromptEncoder, SamplingRequest, Way
 from mmrl.errors import DataError
 from mmrl.ops.parity import LIMITS, WIDER, Gap, Limits
-from mmrl.step.audit.probe_prompts import IMAGE, MOVED, OTHER, ProbePrompt, fitting
+from mmrl.step.audit.probe_prompts import IMAGE, MOVED, OTHER, PROMPT_TOKENS, ProbePrompt, fitting
 from mmrl.step.audit.second_turn import second_turns
 from mmrl.step.token_gap import gap_of
 from mmrl.step.token_gap import sampled as told_by_sampler
@@ -57,6 +57,7 @@ class Probed:
         packed: The learner's, samples in one row and prompts shared.
         alone: Plain transformers' in a wider type, or the learner's one by one where a device has no room for that.
         plain: The wider type; empty if ``alone`` is the learner's.
+        left_out: Why prompts were not asked, by their names.
         engine: Asked again where a row needs it.
     """
 
@@ -65,6 +66,7 @@ class Probed:
     packed: Sequence[FloatArray]
     alone: Sequence[FloatArray]
     plain: str
+    left_out: Mapping[str, str]
     engine: Engine = field(repr=False)
 
     @property
@@ -83,6 +85,12 @@ class Probed:
         """Mean rounding of the learner's log-probs, without images, in nats."""
         texts = [place for place, each in enumerate(self.samples) if not each.prompt.has_images]
         return self.gap(texts or range(len(self.samples))).abs_mean
+
+    @property
+    def least_noise(self) -> float:
+        """The noise of the prompt without images that has the least."""
+        texts = [self.of(prompt.name) for prompt in self.prompts if not prompt.has_images]
+        return min((self.gap(places).abs_mean for places in texts), default=self.noise)
 
     def gap(self, places: Sequence[int] | range) -> Gap:
         """The gap between the learner, packed, and ``alone``."""
@@ -117,27 +125,40 @@ class Probed:
         return [each.sample for each in self.samples]
 
 
-def probed(engine: Engine, encoder: PromptEncoder, config: Config, *, new_tokens: int = NEW_TOKENS) -> Probed | None:
-    """Sample from the prompts that fit, and score; None if nothing can be probed.
+def probed(
+    engine: Engine,
+    encoder: PromptEncoder,
+    config: Config,
+    *,
+    new_tokens: int = NEW_TOKENS,
+    total_tokens: float = PROMPT_TOKENS,
+) -> Probed | None:
+    """Sample from the prompts that fit, and score; without samples if none fits.
 
-    An engine that describes no model has none to compare with. One that samples nothing is given completions.
+    An engine that describes no model has none to compare with: None. One that samples nothing is given completions.
+
+    Args:
+        new_tokens: Most tokens of a completion.
+        total_tokens: As of ``fitting``.
     """
     facts = engine.describe()
     if "model_type" not in facts:
         return None
-    most = config.data.max_prompt_tokens
-    prompts = fitting(encoder, max_tokens=most, max_images=int(facts.get("max_images", 0)))
-    if facts.get("sampler") is None:
-        samples = given(encoder, prompts)
+    most, max_images = config.data.max_prompt_tokens, int(facts.get("max_images", 0))
+    fit = fitting(encoder, max_tokens=most, max_images=max_images, total_tokens=total_tokens)
+    left_out = dict(fit.left_out)
+    if not fit.prompts:
+        samples = list[Answered]()
+    elif facts.get("sampler") is None:
+        samples = given(encoder, fit.prompts, left_out)
     else:
-        samples = sampled(engine, encoder, prompts, config, new_tokens)
+        samples = sampled(engine, encoder, fit.prompts, config, new_tokens)
     samples = crossed(samples)
-    if not samples:
-        return None
     every = [each.sample for each in samples]
     packed, alone = score(engine, every, "packed"), score(engine, every, "wide")
     plain = f"plain transformers in {WIDER[engine.precision]}" if alone else ""
-    return Probed(engine.precision, samples, packed, alone or score(engine, every, "single"), plain, engine)
+    alone = alone or score(engine, every, "single")
+    return Probed(engine.precision, samples, packed, alone, plain, left_out, engine)
 
 
 def sampled(
@@ -162,18 +183,24 @@ def sampled(
         firsts = [(each.prompt, each.sample) for each in found if not each.member]
         later = list(second_turns(encoder, config, firsts, tokens))
         after = dict(sampler.generate([request for _, request in later]))
+        sampler.forget_prompts()  # a run's prompts may begin as these do, and are computed as without an audit
     for index, (prompt, _) in enumerate(later):
         found += [Answered(prompt, prompt.name, 0, rollout, is_sampled=True) for rollout in after[index].rollouts]
     return found
 
 
-def given(encoder: PromptEncoder, prompts: Sequence[ProbePrompt]) -> list[Answered]:
-    """Completions that are given, for a run that samples none."""
+def given(encoder: PromptEncoder, prompts: Sequence[ProbePrompt], left_out: dict[str, str]) -> list[Answered]:
+    """Completions that are given, for a run that samples none.
+
+    Args:
+        left_out: Takes why prompts have none, by their names.
+    """
     found = list[Answered]()
     for prompt in prompts:
         try:
             sample = encoder.demonstrate(prompt.encoded)
-        except DataError:  # a template whose thoughts it does not carry
+        except DataError as error:  # a template whose thoughts it does not carry
+            left_out[prompt.name] = error.what
             continue
         found += [Answered(prompt, prompt.name, i, sample, is_sampled=False) for i in range(prompt.members)]
     return found
@@ -193,6 +220,8 @@ def crossed(samples: Sequence[Answered]) -> list[Answered]:
 
 def score(engine: Engine, samples: Sequence[Sample], way: Way) -> list[FloatArray]:
     """The policy's log-probs; each call takes the learner anew, so that what one keeps of images serves no other."""
+    if not samples:
+        return []
     with engine.learning() as learner:
         return learner.network(POLICY).score(samples, way=way)
 

@@ -9,57 +9,77 @@ from mmrl.config.sections import Config
 from mmrl.engine_api import Engine, PromptEncoder
 from mmrl.errors import NumericsError, plural
 from mmrl.step.audit.agreement import agreement_rows
+from mmrl.step.audit.probe_prompts import PROMPT_TOKENS
 from mmrl.step.audit.probe_row import ProbeRow
-from mmrl.step.audit.probed import probed
+from mmrl.step.audit.probed import Probed, probed
 from mmrl.step.audit.sight import CURE, SIGHT, sight_rows
 from mmrl.step.audit.tokens import token_rows
 
 SHOWN = 4
 """Bad rows that an error names."""
-LIMITS = "data.max_prompt_tokens, data.min_pixels and data.max_pixels"
-"""The keys that leave probes out."""
 
 
-def cheap_rows(engine: Engine, encoder: PromptEncoder, config: Config) -> Iterator[ProbeRow]:
+def cheap_rows(
+    engine: Engine, encoder: PromptEncoder, config: Config, *, total_tokens: float = PROMPT_TOKENS
+) -> Iterator[ProbeRow]:
     """Rows of the cheap probes: one sampling of some short completions, and two passes over them.
 
-    Empty for an engine without a model, and where no prompt fits ``data.max_prompt_tokens``.
+    Empty for an engine without a model.
+
+    Args:
+        total_tokens: As of ``fitting``.
     """
-    found = probed(engine, encoder, config)
-    if found is not None:
+    found = probed(engine, encoder, config, total_tokens=total_tokens)
+    if found is None:
+        return
+    if found.left_out:
+        yield left_out_row(found)
+    if found.samples:
         yield from agreement_rows(found)
         yield from sight_rows(found)
         yield from token_rows(found, encoder, config)
+
+
+def left_out_row(probed: Probed) -> ProbeRow:
+    """A row, never bad, of prompts that were not asked."""
+    names = dict[str, list[str]]()
+    for name, why in probed.left_out.items():
+        names.setdefault(why, []).append(name)
+    told = "; ".join(f"{', '.join(each)} ({why})" for why, each in names.items())
+    found = f"{plural(len(probed.left_out), 'prompt')} left out: {told}"
+    finds = "what those prompts are made for"
+    return ProbeRow("prompts left out", float(len(probed.left_out)), 0.0, "warn", found, finds)
 
 
 def audit(engine: Engine, encoder: PromptEncoder, config: Config, event: Callable[..., None]) -> str:
     """Ask for the cheap rows, before anything is trained; returns a sentence on them, or nothing without any.
 
     Args:
-        event: Called with a kind and fields for each bad row.
+        event: Called with a kind and fields for each bad row, and for a run of which nothing can be probed.
 
     Raises:
         NumericsError: A row is bad, and ``trainer.on_mismatch`` is ``stop``.
     """
-    start, rows = time.perf_counter(), list(cheap_rows(engine, encoder, config))
+    start, found = time.perf_counter(), list(cheap_rows(engine, encoder, config))
     seconds = time.perf_counter() - start
+    rows, lacking = ([row for row in found if (row.verdict == "warn") == warns] for warns in (False, True))
     bad = [row for row in rows if row.verdict == "bad"]
     for row in bad:
         told = f"{row.probe}: {row.found}"
         event("mismatch", message=told, verdict="stop", probe=row.probe, number=row.number, bound=row.bound)
     if bad and config.trainer.on_mismatch == "stop":
         raise _error(bad)
-    facts = engine.describe()
+    without = "".join(f"; {row.found}" for row in lacking)
     if not rows:
-        return f"the audit: nothing is probed, as no probe fits {LIMITS}" if "model_type" in facts else ""
-    sees = any(row.probe.startswith(SIGHT) for row in rows)
-    untried = "" if sees or not facts.get("max_images") else f"; sight is not probed, as no image fits {LIMITS}"
+        if lacking:
+            event("warning", message=f"the run is not audited, nothing probes its numbers and sight{without}")
+        return ""
     if bad:
-        return f"the audit: {len(bad)} of {plural(len(rows), 'probe')} are bad{untried}; {seconds:.1f} s"
+        return f"the audit: {len(bad)} of {plural(len(rows), 'probe')} are bad{without}; {seconds:.1f} s"
     worst = max(rows, key=lambda row: row.ratio)
+    what = "numbers and sight" if any(row.probe.startswith(SIGHT) for row in rows) else "numbers"
     close = f"{worst.ratio:.1%} of its bound at most ({worst.probe})"
-    of = "numbers and sight" if sees else "numbers"
-    return f"the audit: {plural(len(rows), 'probe')} of {of} are well, {close}{untried}; {seconds:.1f} s"
+    return f"the audit: {plural(len(rows), 'probe')} of {what} are well, {close}{without}; {seconds:.1f} s"
 
 
 def _error(bad: list[ProbeRow]) -> NumericsError:

@@ -210,7 +210,8 @@ def text_rows(models, tmp_path) -> Callable[[], dict[str, ProbeRow]]:
 
     def rows() -> dict[str, ProbeRow]:
         encoder = Encoder(folder, media)
-        shown = [probe.encoded for probe in fitting(encoder, max_tokens=256, max_images=2) if probe.has_images]
+        fit = fitting(encoder, max_tokens=256, max_images=2)
+        shown = [probe.encoded for probe in fit.prompts if probe.has_images]
         found = [special_row(folder, encoder), prompt_row(shown, encoder)]
         found += turn_rows(encoder, folder, shown[0].images[0], needed=True)
         return {row.probe: row for row in found}
