@@ -350,7 +350,7 @@ def test_no_sound_family_has_a_bad_row(family, dtype, start, bench):
     setting = bench(family)
     engine = start(bench=setting, with_sampler=True, sampler=HF, model={"dtype": dtype})
     found = rows(engine, setting)
-    assert not bad(found) and max(row.ratio for row in found) < 0.5
+    assert not bad(found) and max(row.ratio for row in found if row.verdict != "warn") < 0.5
 
 
 REWARD = "def even(rollouts):\n    return [float((rollout.token_ids % 2 == 0).mean()) for rollout in rollouts]\n"
