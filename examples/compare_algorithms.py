@@ -82,7 +82,7 @@ METRICS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Result:
-    """What became of an algorithm's run.
+    """The result of an algorithm's run.
 
     Attributes:
         accuracy: Held-out share of right answers by step.

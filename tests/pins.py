@@ -239,10 +239,15 @@ def write_config(folder: Path, case: str) -> Path:
     if case.endswith("sft"):
         del config["sampler"], config["rewards"]
         config = merged(config, {"data": {"train": config["data"]["train"] | {"demonstration": "written"}}})
+    return written(folder, case, config)
+
+
+def written(folder: Path, name: str, config: Mapping[str, Any]) -> Path:
+    """A file with a config, whose paths of models, rows and plugins begin in the folder."""
     text = json.dumps(config, indent=1)
-    for name in ("models/", "rows.jsonl", "seen.jsonl", "plugins.py"):
-        text = text.replace(f'"{name}', f'"{folder / name}' + "/" * name.endswith("/"))
-    path = folder / f"{case}.yaml"
+    for part in ("models/", "rows.jsonl", "seen.jsonl", "plugins.py"):
+        text = text.replace(f'"{part}', f'"{folder / part}' + "/" * part.endswith("/"))
+    path = folder / f"{name}.yaml"
     path.write_text(text)  # which is YAML
     return path
 
@@ -295,7 +300,7 @@ def replay(runner: Runner, run: Path) -> dict[str, str]:
 
 
 def hashes(run: Path) -> Found:
-    """What a run wrote."""
+    """Hashes and values of what a run wrote, by kind."""
     last = max((run / "checkpoints").glob("step-*"))
     state = json.loads((last / "state" / "run.json").read_text())
     found = {

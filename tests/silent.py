@@ -81,7 +81,7 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the commands found of a fault.
+    """The answer of the commands to a fault.
 
     Attributes:
         moment: The first at which one of them did.
@@ -125,7 +125,7 @@ def _fault(*, name: str, kind: str, cited: Sequence[str], run: str, harm: str, *
 
 
 def outcome_of(bench: Bench, fault: SilentFault) -> Outcome:
-    """What the commands find of a fault; ``check``, which computes no number, is asked of faults in texts alone."""
+    """The outcome of a fault; ``check``, which computes no number, is asked of faults in texts alone."""
     with bench.changed(fault.changes):
         return found_in(bench, fault.run, checks=any("/text/" in place for place in fault.places))
 

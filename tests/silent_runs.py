@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.mutants import FOLDERS, ROOT, Fault, copied
-from tests.pins import QUIET, merged
+from tests.pins import QUIET, merged, written
 
 PACKAGES = ("torch", "transformers", "deepspeed", "peft", "pandas", "PIL.Image")
 VLLM = ("vllm", "vllm.v1.engine.llm_engine")
@@ -258,12 +258,7 @@ def write_config(folder: Path, run: str, run_dir: Path) -> Path:
     if run == "taught":
         del config["sampler"], config["rewards"]
         config["data"]["train"]["demonstration"] = "written"
-    text = json.dumps(config, indent=1)
-    for name in ("models/", "rows.jsonl", "seen.jsonl", "plugins.py"):
-        text = text.replace(f'"{name}', f'"{folder / name}' + "/" * name.endswith("/"))
-    path = folder / f"{run_dir.name}.yaml"
-    path.write_text(text)  # which is YAML
-    return path
+    return written(folder, run_dir.name, config)
 
 
 def _is_tree(path: Path) -> bool:

@@ -90,7 +90,7 @@ def plain_gradient(own: Any, losses: Iterator[torch.Tensor]) -> dict[str, torch.
 
 
 def weights(case: Any) -> list[float]:
-    """Of seq-mean-token-mean; row 3 has no token in the loss."""
+    """Each row's weight in seq-mean-token-mean; row 3 has no token in the loss."""
     return [1 / (6 * int(mask.sum())) if mask.any() else 0.0 for mask in case.masks]
 
 

@@ -82,7 +82,7 @@ class Bench:
         return statistics.median(self.all_seconds(call, repeats + 1)[1:])
 
     def all_seconds(self, call: Callable[[], Any], repeats: int) -> list[float]:
-        """Of each call, to the end of what it gave the device."""
+        """Seconds of each call, to the end of what it gave the device."""
         found = []
         for _ in range(repeats):
             self.wait()

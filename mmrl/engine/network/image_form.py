@@ -86,9 +86,12 @@ class ImageForm(ABC):
     def read(self, image: PILImage.Image) -> tuple[torch.Tensor, torch.Tensor]:
         """Pixels, and a grid (3,). Pixels of several images are joined along their first axis."""
 
-    @abstractmethod
     def blank(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same of the blank image."""
+        """The same of the blank image; here of a tower that takes patches."""
+        import torch
+
+        grid = self.grid(0, 0)
+        return torch.zeros(grid[1] * grid[2], self.tower.patch_values), torch.tensor(grid)
 
     def tower_inputs(
         self, body: Any, grids_U3: torch.Tensor, where: str, dtype: torch.dtype
@@ -173,12 +176,6 @@ class OneGrid(ImageForm):
         # Stored pixels are on the model's grid already: a second resize would only change them.
         inputs = self.processor.image_processor(images=[image], do_resize=False, return_tensors="pt")
         return inputs["pixel_values"], inputs["image_grid_thw"][0]
-
-    def blank(self) -> tuple[torch.Tensor, torch.Tensor]:
-        import torch
-
-        grid = self.grid(0, 0)
-        return torch.zeros(grid[1] * grid[2], self.tower.patch_values), torch.tensor(grid)
 
     def tower_inputs(
         self, body: Any, grids_U3: torch.Tensor, where: str, dtype: torch.dtype
@@ -368,12 +365,6 @@ class Budget(ImageForm):
         inputs = self.processor.image_processor(images=[image], do_resize=False, return_tensors="pt")
         there = inputs["image_position_ids"][0, :, 0] >= 0  # the processor pads
         return inputs["pixel_values"][0][there], torch.tensor(self.grid(*image.size))
-
-    def blank(self) -> tuple[torch.Tensor, torch.Tensor]:
-        import torch
-
-        grid = self.grid(0, 0)
-        return torch.zeros(grid[1] * grid[2], self.tower.patch_values), torch.tensor(grid)
 
     def tower_inputs(
         self, body: Any, grids_U3: torch.Tensor, where: str, dtype: torch.dtype
