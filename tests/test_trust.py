@@ -174,7 +174,7 @@ def test_a_chat_template_that_fails_is_a_row_error_and_one_that_never_ends_the_m
         start = time.monotonic()
         with pytest.raises(DataError, match="the model's chat template fails") as caught:
             Encoder(ModelFolder.open(str(folder)), media).num_tokens(Prompt("p1", (Message("user", "hi"),)))
-        assert caught.value.where == where and time.monotonic() - start < 10
+        assert caught.value.where == where and time.monotonic() - start < 60
 
 
 ALLOWED = {
@@ -252,7 +252,7 @@ def test_a_template_neither_escapes_nor_runs_away(
     tracing, start = sys.gettrace(), time.monotonic()
     with pytest.raises(DataError, match=message):
         PromptTemplate(template, "data.prompt_template").fill("a", {"unit": "cm"}, "row 0")
-    assert time.monotonic() - start < 5 and sys.gettrace() is tracing
+    assert time.monotonic() - start < 60 and sys.gettrace() is tracing
     assert not list(tmp_path.iterdir())
 
 

@@ -172,7 +172,7 @@ def test_a_set_that_waits_stops_no_other(group_of):
         before, start = on_second.steps, time.monotonic()
         for _ in range(5):
             assert list(sampler.poll().waits) == [first]
-        assert 0.05 < time.monotonic() - start < 2
+        assert 0.05 < time.monotonic() - start < 30
         assert on_second.steps > before
         sampler.answer(first, None)
         while (news := sampler.poll()).finished or news.waits:

@@ -389,7 +389,7 @@ def test_what_is_not_ray_is_told_from_it_in_seconds(mode, reason, monkeypatch):
         with pytest.raises(ResourceError, match=reason) as caught:
             RayRanks(ClusterConfig(name="ray", ranks=1, address=address))
     assert caught.value.where == f"cluster.address: {address}"
-    assert time.monotonic() - start < 9  # the import of Ray included
+    assert time.monotonic() - start < 60  # the import of Ray included
 
 
 @pytest.mark.full

@@ -149,7 +149,7 @@ def test_code_that_misbehaves_is_answered_with_a_bounded_text(code, said):
     python = begin(time_limit_s=1.5, max_characters=500)
     start = time.perf_counter()
     (text,) = run(python, code)
-    assert said in text and len(text) < 600 and time.perf_counter() - start < 10
+    assert said in text and len(text) < 600 and time.perf_counter() - start < 60
     assert run(python, "7") == ["7\n"]  # what did not end is not run again
 
 

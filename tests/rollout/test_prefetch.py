@@ -122,7 +122,7 @@ def test_nothing_is_made_after_it_is_stopped_and_the_order_is_untouched() -> Non
 
     drawing = supply(source(50), slow)
     drawing.prepare(50)
-    assert begun.wait(5)
+    assert begun.wait(30)
     drawing.stop()
     count = len(made)
     assert count < 50 and not [t for t in threading.enumerate() if t.name == "mmrl-prompts"]

@@ -198,8 +198,8 @@ def processes():
 
 
 def ends(command):
-    """True if no process with that command line is left within five seconds: a kill takes effect in its own time."""
-    deadline = time.monotonic() + 5
+    """True if no process with that command line is left within half a minute: a kill takes effect in its own time."""
+    deadline = time.monotonic() + 30
     while command in processes() and time.monotonic() < deadline:
         time.sleep(0.05)
     return command not in processes()
@@ -391,7 +391,7 @@ def test_closing_ends_workers_at_once_even_busy_ones_and_cancels_the_rest(spec):
         while not running.running():
             time.sleep(0.01)
         waiting = scorer.submit(group())
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 25
     with pytest.raises(CancelledError):
         waiting.result(0)
     with pytest.raises(RewardError, match="was stopped"):
@@ -618,7 +618,7 @@ def test_a_busy_worker_dies_with_a_killed_parent(spec):
     assert is_alive(worker)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while is_alive(worker) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not is_alive(worker)

@@ -39,7 +39,7 @@ def low(rollouts):
     return [-1.0 for _ in rollouts]
 
 def slow(rollouts):
-    time.sleep(1.5)
+    time.sleep(3)
     raise LookupError("late")
 
 def right(rollouts):
@@ -96,7 +96,7 @@ def test_a_slow_reward_is_not_waited_for_and_asked_again(file: Path) -> None:
     with Scorer([spec], 1) as scorer:
         trial, began = RewardTrial(scorer, setup([spec])), time.monotonic()
         trial.check(0.1)
-        assert time.monotonic() - began < 1.4
+        assert time.monotonic() - began < 2.9
         with pytest.raises(PluginError, match="LookupError: late"):
             trial.check(60)
 

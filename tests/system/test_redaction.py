@@ -89,13 +89,13 @@ def test_the_time_grows_as_the_length_of_a_text(text):
     redact, began = Redactor({}), time.process_time()
     redact(text)
     redact.plain([text, text])
-    assert time.process_time() - began < 3  # with the square of the length minutes
+    assert time.process_time() - began < 30  # with the square of the length minutes
 
 
 def test_the_time_for_parts_grows_as_their_number():
     redact, began = Redactor({}), time.process_time()
     assert redact.parts(["Bearer ", "a-token1", " "] * 10_000) == ["Bearer ", "[redacted]", " "] * 10_000
-    assert time.process_time() - began < 3
+    assert time.process_time() - began < 30
 
 
 def test_an_integer_beyond_any_float_is_a_text():

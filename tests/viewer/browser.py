@@ -25,7 +25,7 @@ _FLAGS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions"),
     *("--disable-dev-shm-usage", "--force-color-profile=srgb", "--disable-features=Translate,OptimizationHints"),
 )
-_WAIT_S = 10.0
+_WAIT_S = 30.0
 PAGES = (
     *("run/0/curves", "run/0/step/2", "run/0/step/2?by=rollout", "run/0/step/2/plots", "run/0/step/2/group/0"),
     *("run/0/step/2/group/1?view=tokens", "run/0/step/2/group/3?view=episode", "run/0/step/2/group/4"),
