@@ -334,7 +334,9 @@ def test_bad_rows_are_events_and_stop_as_the_config_says(on_mismatch, fake_runs,
     monkeypatch.setattr(start_audit, "cheap_rows", lambda *_: [*wrong, ProbeRow.at_most("right", 0.0, 1.0, "", "")])
     code = fake_runs.train(fake_runs.config(trainer={"steps": 1, "on_mismatch": on_mismatch}))
     run, printed = fake_runs.folder / "run", "".join(capsys.readouterr())
-    assert [each["probe"] for each in events(run, "mismatch")] == [row.probe for row in wrong]
+    found = events(run, "mismatch")
+    assert [each["probe"] for each in found] == [row.probe for row in wrong]
+    assert {each["verdict"] for each in found} == {on_mismatch}
     if on_mismatch == "warn":
         assert code == 0 and "the audit: 6 of 7 probes are bad" in printed
     else:

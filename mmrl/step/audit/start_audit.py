@@ -64,10 +64,11 @@ def audit(engine: Engine, encoder: PromptEncoder, config: Config, event: Callabl
     seconds = time.perf_counter() - start
     rows, lacking = ([row for row in found if (row.verdict == "warn") == warns] for warns in (False, True))
     bad = [row for row in rows if row.verdict == "bad"]
+    verdict = config.trainer.on_mismatch
     for row in bad:
         told = f"{row.probe}: {row.found}"
-        event("mismatch", message=told, verdict="stop", probe=row.probe, number=row.number, bound=row.bound)
-    if bad and config.trainer.on_mismatch == "stop":
+        event("mismatch", message=told, verdict=verdict, probe=row.probe, number=row.number, bound=row.bound)
+    if bad and verdict == "stop":
         raise _error(bad)
     without = "".join(f"; {row.found}" for row in lacking)
     if not rows:
