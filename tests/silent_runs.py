@@ -60,7 +60,7 @@ from mmrl.engine.aids.tiny_model import write_model
 for family in sys.argv[1:]:
     write_model(Path(family), family, gain=4.0)
 """
-FAMILIES = "qwen2", "qwen2_5_vl", "qwen3_vl", "qwen3_5_text", "qwen3_moe"
+FAMILIES = "qwen2", "qwen2_5_vl", "qwen3_vl", "qwen3_5_text", "qwen3_moe", "gemma4"
 Sections = Mapping[str, Any]
 SEEN: Sections = {
     "model": {"path": "models/qwen2_5_vl"},
@@ -71,6 +71,7 @@ RUNS: Mapping[str, Sections] = {
     "pictures": SEEN,
     "deep": merged(SEEN, {"model": {"path": "models/qwen3_vl"}}),
     "states": {"model": {"path": "models/qwen3_5_text"}},
+    "windows": {"model": {"path": "models/gemma4"}},
     "experts": {"model": {"path": "models/qwen3_moe"}, "learner": {"routing": "replayed"}},
     "adapters": {"model": {"lora": {"rank": 4, "targets": ["language"]}}},
     "episodes": merged(
@@ -217,7 +218,7 @@ def write_inputs(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     source = (ROOT / "mmrl/engine/aids/tiny_model.py").read_text()
     versions = [importlib.metadata.version(name) for name in ("torch", "transformers")]
-    written = hashlib.sha256("\n".join([MODELS, source, *versions]).encode()).hexdigest()[:8]
+    written = hashlib.sha256("\n".join([MODELS, *FAMILIES, source, *versions]).encode()).hexdigest()[:8]
     kept = ROOT / ".pytest_cache" / "silent" / written
     if not kept.exists():
         unfinished = kept.with_suffix(f".{os.getpid()}")

@@ -24,10 +24,19 @@ def test_they_are_transformers_own_and_tell_the_learners_rounding(stage, start, 
         monkeypatch.setattr(device, "spare_memory_bytes", lambda kind: 10_000)
         assert learner.network("policy").score(samples, way="wide") == []
         monkeypatch.undo()
+        inputs = plain_model.plain_inputs
+        monkeypatch.setattr(plain_model, "plain_inputs", lambda *args: no_image_tokens(inputs(*args)))
+        own = learner.network("policy").score(samples, way="wide")
         monkeypatch.setattr(plain_model, "token_logprobs", lambda *args, **options: 1 / 0)  # as a kernel may raise
         assert learner.network("policy").score(samples, way="wide") == []
     np.testing.assert_allclose(np.concatenate(wide), exact, atol=1e-9)
+    np.testing.assert_array_equal(np.concatenate(own), np.concatenate(wide))  # positions come from the processor
     assert 1e-8 < np.abs(np.concatenate(single) - exact).mean() < 2e-6
+
+
+def no_image_tokens(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Inputs of which a model computes positions of one axis, as for a text."""
+    return {**inputs, "mm_token_type_ids": torch.zeros_like(inputs["mm_token_type_ids"])}
 
 
 @pytest.mark.parametrize("family", families())

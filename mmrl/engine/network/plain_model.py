@@ -88,7 +88,7 @@ class WidePass:
         targets_T = torch.from_numpy(sample.token_ids.astype(np.int64)).to(model.device)
         prompt_P = torch.from_numpy(np.asarray(sample.prompt.token_ids, np.int64)).to(model.device)
         ids_1S = torch.cat([prompt_P, targets_T])[None]
-        inputs = plain_inputs(self._folder, self._images, model, sample.all_images, ids_1S)
+        inputs = plain_inputs(self._folder, self._images, model, sample.all_images, ids_1S) | self._types(ids_1S)
         logits_TV = model(**inputs, use_cache=False, logits_to_keep=len(targets_T) + 1).logits[0, :-1]
         written_T = torch.from_numpy(sample.mask).to(model.device)
         found_W, _ = token_logprobs(
@@ -97,6 +97,16 @@ class WidePass:
         values = np.zeros(len(targets_T))
         values[sample.mask] = found_W.cpu().numpy()
         return values
+
+    def _types(self, ids_1S: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Which tokens are an image's, by the model's own processor; nothing for a model that does not ask.
+
+        transformers computes positions from it. So this pass is right where our other ones all get it wrong.
+        """
+        processor, name = self._folder.processor, "mm_token_type_ids"
+        if processor is None or name not in processor.model_input_names:
+            return {}
+        return {name: torch.tensor(processor.create_mm_token_type_ids(ids_1S.tolist()), device=ids_1S.device)}
 
 
 def plain_inputs(
