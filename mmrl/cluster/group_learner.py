@@ -51,18 +51,18 @@ class GroupLearner(Learner):
                 self.calls.ask(node.leader, "remove_folder", node.path("saved"))
         return next(answer for answer in answers if not isinstance(answer, MMRLError))
 
-    def share(self, samples: Sequence[Sample], views: Sequence[Sequence[str]] = ()) -> list[list[int]]:
+    def share(self, samples: Sequence[Sample], rows: Sequence[TrainingRow] = ()) -> list[list[int]]:
         """Indices of each rank's samples.
 
         Args:
-            views: The views of each sample's prompt that its rank computes too; none for none of any.
+            rows: The samples', if they are trained on.
         """
 
         def cost(unit: Unit) -> float:
             return self._cost(unit, samples)
 
-        forms = zip(samples, views or [()] * len(samples), strict=True)
-        units = units_of([Item.of(*each) for each in forms], share=self._shares_prefix)
+        items = [Item.of(row.sample, row) for row in rows] or [Item.of(sample) for sample in samples]
+        units = units_of(items, share=self._shares_prefix)
         return [[i for unit in share for i in unit.indices] for share in shares_of(units, len(self.calls.nodes), cost)]
 
     def samples(self, shares: Sequence[Sequence[int]], samples: Sequence[Sample]) -> list[PackedSamples]:
@@ -106,7 +106,7 @@ class GroupNetwork:
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         samples = [row.sample for row in rows]
-        shares = self.learner.share(samples, [row.own_views for row in rows])
+        shares = self.learner.share(samples, rows)
         jobs = [
             PackedRows(replace(rows[index], sample=sample) for index, sample in zip(share, own, strict=True))
             for share, own in zip(shares, self.learner.samples(shares, samples), strict=True)

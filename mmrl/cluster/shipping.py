@@ -53,7 +53,7 @@ class PackedRows(list[TrainingRow]):
         names = self[0].columns if self else ()
         return _rows, (
             _pack_samples([row.sample for row in self]),
-            [(row.weight, row.constants, row.views) for row in self],
+            [(row.weight, row.constants, row.views, row.group, row.score, row.whole_group) for row in self],
             _joined([row.mask for row in self]),
             {name: _joined([row.columns[name] for row in self], np.float32) for name in names},
         )
@@ -87,8 +87,8 @@ def _rows(samples: Any, scalars: Sequence[Any], masks: Any, columns: Mapping[str
     split = {name: _split(*packed) for name, packed in columns.items()}
     parts = zip(_samples(*samples), scalars, _split(*masks), strict=True)
     return [
-        TrainingRow(sample, weight, mask, {name: values[place] for name, values in split.items()}, constants, views)
-        for place, (sample, (weight, constants, views), mask) in enumerate(parts)
+        TrainingRow(sample, weight, mask, {name: values[place] for name, values in split.items()}, *others)
+        for place, (sample, (weight, *others), mask) in enumerate(parts)
     ]
 
 

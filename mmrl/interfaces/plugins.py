@@ -148,10 +148,11 @@ class Needs:
         entropy_gradient: ``PackedTokens.entropy_T`` with gradient.
         refill: ``select`` is asked, and rejected groups are replaced; None trains on all sampled groups.
         turns: ``Batch.turns``, ``turn_rewards`` and ``turn_states``, which only a run with an environment has.
-        values: ``Batch.values``, of a critic that is trained beside the policy. This need and those below are not
+        values: ``Batch.values``, of a critic that is trained beside the policy. This need and ``last_state`` are not
             served yet: an algorithm that asks for one is refused.
-        before_update: ``logprobs`` or ``entropy`` of all rows of an optimizer step before its loss.
-        whole_groups: The rows of a group are in one micro-batch.
+        whole_groups: All rows of a group are in one micro-batch of one rank, and in one minibatch. A group of which the
+            credit keeps a single row is an error.
+        mismatched: ``Batch.mismatched_logprobs``, and with ``reference_logprobs`` those of the reference.
         last_state: Rows keep the last token of their completion; ``Batch.final_values``.
         all_turns: Every turn of the assistant after the first question that is not empty is learned where a
             demonstration is a conversation, and not the last one alone.
@@ -167,8 +168,8 @@ class Needs:
     refill: Refill | None = None
     turns: bool = False
     values: bool = False
-    before_update: frozenset[Literal["logprobs", "entropy"]] = frozenset()
     whole_groups: bool = False
+    mismatched: bool = False
     last_state: bool = False
     all_turns: bool = False
     views: tuple[View, ...] = ()
@@ -202,7 +203,7 @@ class Needs:
         return tuple(name for name in _UNSERVED if getattr(self, name))
 
 
-_UNSERVED = ("values", "before_update", "whole_groups", "last_state")
+_UNSERVED = ("values", "last_state")
 
 
 @dataclass(frozen=True, slots=True)

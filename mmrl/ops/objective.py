@@ -6,7 +6,7 @@ import dis
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -40,11 +40,13 @@ class PartialLoss:
         loss: Scalar with gradient; the sum over all micro-batches and ranks is the step's loss.
         sums: Named sums; over ``tokens`` they become means, except ``loss/*``, which are sums already.
         tokens: Tokens in the loss.
+        sequences: Sums over sequences by name, each with the number of sequences that have such a value.
     """
 
     loss: torch.Tensor
     sums: Mapping[str, float]
     tokens: int
+    sequences: Mapping[str, tuple[float, int]] = field(default_factory=dict)
 
 
 def assign_credit(algorithm: Algorithm, batch: Batch) -> Credit:
@@ -154,6 +156,8 @@ def training_rows(
     indices: Sequence[int],
     constants: Mapping[str, float] = MappingProxyType({}),
     views: Mapping[str, bool] = MappingProxyType({}),
+    scores: FloatArray | None = None,
+    whole_groups: bool = False,
 ) -> dict[int, TrainingRow]:
     """The rows of one optimizer step by their index in the batch, weighted.
 
@@ -163,6 +167,8 @@ def training_rows(
         columns: B arrays (T_i,) by name, as ``columns_before``.
         indices: The part of the batch that this optimizer step sees; the weights span just that part.
         views: The views that the run scores, by name; True with a gradient.
+        scores: (B,) each row's; None for 0.
+        whole_groups: True if groups stay whole.
     """
     weights = sequence_weights(aggregation, [masks[i] for i in indices], group_ids[list(indices)])
     numbers, scored = dict(constants), dict(views)  # they travel
@@ -174,10 +180,30 @@ def training_rows(
             columns={name: values[i] for name, values in columns.items()},
             constants=numbers,
             views=scored,
+            group=int(group_ids[i]),
+            score=0.0 if scores is None else float(scores[i]),
+            whole_group=whole_groups,
         )
         for i, weight in zip(indices, weights, strict=True)
         if weight > 0
     }
+
+
+def check_whole_groups(
+    algorithm: Algorithm, samples: Sequence[Sample], masks: Sequence[BoolArray], group_ids: IntArray
+) -> None:
+    """Nothing, if each group has several rows in the loss, or none.
+
+    Raises:
+        PluginError: There is one alone.
+    """
+    in_loss = np.array([mask.any() for mask in masks], bool)
+    groups, counts = np.unique(group_ids[in_loss], return_counts=True)
+    if single := set(groups[counts == 1].tolist()):
+        alone = (i for i, group in enumerate(group_ids.tolist()) if group in single and in_loss[i])
+        names = dict.fromkeys(samples[i].prompt.id or f"group {group_ids[i]}" for i in alone)
+        what = f"keeps a single row of a group that stays whole: {', '.join(list(names)[:8])}"
+        raise contract_error(algorithm, "credit", what, "let keep drop all rows of such a group")
 
 
 def seen_samples(rows: Sequence[TrainingRow]) -> list[Sample]:
@@ -221,6 +247,8 @@ def pack_tokens(rows: Sequence[TrainingRow], logprobs_T: torch.Tensor, entropy_T
         sequence_T=torch.repeat_interleave(torch.arange(len(rows), device=logprobs_T.device), lengths),
         num_sequences=len(rows),
         constants=rows[0].constants,
+        group_N=torch.tensor([row.group for row in rows], dtype=torch.int64, device=logprobs_T.device),
+        score_N=torch.tensor([row.score for row in rows], dtype=logprobs_T.dtype, device=logprobs_T.device),
         views=_packed_views(rows, mask_T, (logprobs_T, entropy_T), (seen, seen_entropy)),
         **{f"{name}_T": values_T for name, values_T in packed.items()},
     )
@@ -288,8 +316,15 @@ def partial_loss(
         named |= {name: masked_sum(values_T) for name, values_T in result.metrics.items()}
         named["policy/entropy"] = masked_sum(tokens.entropy_T)
         names, values = list(named), torch.stack([value.double() for value in named.values()])
+        sequences = {name: _summed(values_N) for name, values_N in result.sequence_metrics.items()}
     sums = dict(zip(names, values.tolist(), strict=True))
-    return PartialLoss(loss, sums, int(sum(np.count_nonzero(row.mask) for row in rows)))
+    return PartialLoss(loss, sums, int(sum(np.count_nonzero(row.mask) for row in rows)), sequences)
+
+
+def _summed(values_N: torch.Tensor) -> tuple[float, int]:
+    """The sum of the values that are not NaN, and their number."""
+    known = values_N[~values_N.isnan()].double()
+    return float(known.sum()), len(known)
 
 
 def _check_loss(algorithm: Algorithm, result: TokenLoss, tokens: PackedTokens) -> None:
@@ -302,16 +337,26 @@ def _check_loss(algorithm: Algorithm, result: TokenLoss, tokens: PackedTokens) -
             what = f"gave {name} as {_kind(value)}, not one value per token, {tuple(shape)}"
             remedy = "reduce nothing: weights and sums are mmrl's; of a value per sequence: x[tokens.sequence_T]"
             raise contract_error(algorithm, "loss", what, remedy)
+    for name, value in result.sequence_metrics.items():
+        if not (isinstance(value, torch.Tensor) and value.shape == (tokens.num_sequences,)):
+            what = f"gave {name} as {_kind(value)}, not one value per sequence, {(tokens.num_sequences,)}"
+            remedy = "make a tensor of NaN for tokens.num_sequences, and fill in the sequences that have a value"
+            raise contract_error(algorithm, "loss", what, remedy)
     if tokens.logprobs_T.requires_grad and not result.loss_T.requires_grad:
         remedy = "let loss_T depend on tokens.logprobs_T without detaching it, outside torch.no_grad"
         raise contract_error(algorithm, "loss", "gave a loss_T without a gradient", remedy)
 
 
 def reduce_partials(partials: Sequence[PartialLoss]) -> dict[str, float]:
-    """The step's metrics: losses summed, all else averaged over the tokens in the loss."""
+    """The step's metrics: losses summed, all else averaged over the tokens in the loss, or over sequences."""
     tokens = max(sum(partial.tokens for partial in partials), 1)
     totals: dict[str, float] = {}
     for partial in partials:
         for name, value in partial.sums.items():
             totals[name] = totals.get(name, 0.0) + value
-    return {name: total if name.startswith("loss/") else total / tokens for name, total in totals.items()}
+    means = {name: total if name.startswith("loss/") else total / tokens for name, total in totals.items()}
+    for name in dict.fromkeys(name for partial in partials for name in partial.sequences):
+        found = [partial.sequences[name] for partial in partials if name in partial.sequences]
+        if count := sum(number for _, number in found):
+            means[name] = sum(total for total, _ in found) / count
+    return means

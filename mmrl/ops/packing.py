@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from mmrl.ops.cost import causal_pairs, window_pairs
-from mmrl.types import Sample
+from mmrl.types import Sample, TrainingRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +49,29 @@ class Item:
         prompt_tokens: At least 1.
         completion_tokens: At least 1.
         forms: Times that it is in the row: once, and once for each view of its prompt.
+        group: Equal for samples that belong into one micro-batch; None for one that may lie anywhere.
     """
 
     prompt: Hashable
     prompt_tokens: int
     completion_tokens: int
     forms: int = 1
+    group: int | None = None
 
     @classmethod
-    def of(cls, sample: Sample, views: Sequence[str] = ()) -> Self:
+    def of(cls, sample: Sample, row: TrainingRow | None = None) -> Self:
         """The item of a sample with tokens. Prompts with the same tokens and images share one key.
 
         Args:
-            views: Views of its prompt, in each of which it is in the row too.
+            row: The sample's, whose views are in the packed row too, and whose group may have to be whole; None if only
+                its log-probs are computed.
         """
         assert len(sample.token_ids), "a sample without tokens cannot be packed"
         prompt = sample.prompt
-        forms = [prompt, *(prompt.views[name] for name in views)]
+        forms = [prompt, *(prompt.views[name] for name in (row.own_views if row else ()))]
         key = prompt.token_ids.tobytes(), *(tuple(ref.hash for ref in form.images) for form in forms)
-        return cls(key, len(prompt.token_ids), len(sample.token_ids), len(forms))
+        group = row.group if row and row.whole_group else None
+        return cls(key, len(prompt.token_ids), len(sample.token_ids), len(forms), group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +83,14 @@ class Unit:
         prompt_tokens: Tokens of their prompt.
         completions: Each completion's tokens in the row: all but the last, which predicts nothing.
         forms: Times that all of this is in the row; the forms share nothing, and are never in two rows.
+        group: The samples' group if it stays whole; such a unit is not split.
     """
 
     indices: tuple[int, ...]
     prompt_tokens: int
     completions: tuple[int, ...]
     forms: int = 1
+    group: int | None = None
 
     @property
     def length(self) -> int:
@@ -117,7 +123,7 @@ class Unit:
         """Two units of half of the completions each."""
         middle = len(self.indices) // 2
         parts = slice(middle), slice(middle, None)
-        return [Unit(self.indices[part], self.prompt_tokens, self.completions[part], self.forms) for part in parts]
+        return [replace(self, indices=self.indices[part], completions=self.completions[part]) for part in parts]
 
     @property
     def pairs(self) -> int:
@@ -132,43 +138,65 @@ class Unit:
 def units_of(items: Sequence[Item], budget: int | None = None, *, share: bool = True) -> list[Unit]:
     """Samples that share a prompt as one unit, or as several where one would have more than ``budget`` tokens.
 
+    Samples of different groups that stay whole share nothing.
+
     Args:
-        budget: None for any number of tokens. A sample that is longer is a unit of its own.
+        budget: None for any number of tokens. A sample that is longer is a unit of its own, and so are the samples of a
+            prompt whose group stays whole.
         share: False makes each sample a unit.
     """
     groups: dict[Hashable, list[int]] = {}
     for index, item in enumerate(items):
-        groups.setdefault(item.prompt if share else index, []).append(index)
+        groups.setdefault((item.group, item.prompt) if share else index, []).append(index)
     units = []
     for members in groups.values():
-        prompt, forms = items[members[0]].prompt_tokens, items[members[0]].forms
+        first = items[members[0]]
         lengths = [items[index].completion_tokens - 1 for index in members]
-        parts = [range(len(members))] if budget is None else map(sorted, first_fit(lengths, budget // forms - prompt))
-        units += [
-            Unit(tuple(members[i] for i in part), prompt, tuple(lengths[i] for i in part), forms) for part in parts
-        ]
+        parts: Iterable[Sequence[int]] = [range(len(members))]
+        if budget is not None and first.group is None:
+            parts = map(sorted, first_fit(lengths, budget // first.forms - first.prompt_tokens))
+        for part in parts:
+            indices, own = tuple(members[i] for i in part), tuple(lengths[i] for i in part)
+            units.append(Unit(indices, first.prompt_tokens, own, first.forms, first.group))
     return units
 
 
+def bundles_of(units: Sequence[Unit]) -> list[list[Unit]]:
+    """Units that belong into one micro-batch: those of a group that stays whole; every other one is alone."""
+    bundles: dict[Hashable, list[Unit]] = {}
+    for place, unit in enumerate(units):
+        bundles.setdefault((unit.group, place if unit.group is None else 0), []).append(unit)
+    return list(bundles.values())
+
+
 def shares_of(units: Sequence[Unit], parts: int, cost: Callable[[Unit], float]) -> list[list[Unit]]:
-    """Units of each part, balanced by cost. Units are split only if there are fewer than parts."""
+    """Units of each part, balanced by cost. Units are split only if there are fewer than parts, groups that stay whole
+    never."""
     units = list(units)
-    while len(units) < parts and (dearest := max(units, key=lambda unit: len(unit.indices), default=None)):
-        if len(dearest.indices) == 1:
+    while len(units) < parts:
+        loose = [unit for unit in units if unit.group is None and len(unit.indices) > 1]
+        if not loose:
             break
+        dearest = max(loose, key=lambda unit: len(unit.indices))
         units.remove(dearest)
         units += dearest.halves()
-    return [[units[i] for i in part] for part in balance([cost(unit) for unit in units], parts)]
+    bundles = bundles_of(units)
+    shares = balance([sum(map(cost, bundle)) for bundle in bundles], parts)
+    return [[unit for i in share for unit in bundles[i]] for share in shares]
 
 
 def plan_microbatches(units: Sequence[Unit], budget: int, cost: Callable[[Unit], float]) -> list[list[Unit]]:
     """Units of each micro-batch: at most ``budget`` tokens each, as few micro-batches as first-fit finds, and costs as
-    equal as that allows. The most expensive micro-batch comes first, so that those of several ranks match."""
-    bins = [[units[i] for i in part] for part in first_fit([unit.tokens for unit in units], budget)]
-    even = [[units[i] for i in part] for part in balance([cost(unit) for unit in units], len(bins))]
-    if all(sum(unit.tokens for unit in part) <= budget or len(part) == 1 for part in even):
+    equal as that allows. The most expensive micro-batch comes first, so that those of several ranks match. A group
+    that stays whole and has more tokens is a micro-batch of its own."""
+    bundles = bundles_of(units)
+    tokens = [sum(unit.tokens for unit in bundle) for bundle in bundles]
+    bins = first_fit(tokens, budget)
+    even = balance([sum(map(cost, bundle)) for bundle in bundles], len(bins))
+    if all(sum(tokens[i] for i in part) <= budget or len(part) == 1 for part in even):
         bins = even
-    return sorted(bins, key=lambda part: -sum(map(cost, part)))
+    parts = [[unit for i in part for unit in bundles[i]] for part in bins]
+    return sorted(parts, key=lambda part: -sum(map(cost, part)))
 
 
 def first_fit(lengths: Sequence[int], budget: int) -> list[list[int]]:

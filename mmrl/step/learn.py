@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, Self
@@ -13,7 +13,7 @@ from mmrl.config.sections import Config
 from mmrl.engine_api import Learner, Network, UpdateResult
 from mmrl.interfaces import Algorithm
 from mmrl.ops import metrics
-from mmrl.ops.objective import assign_credit, columns_before, loss_masks, training_rows
+from mmrl.ops.objective import assign_credit, check_whole_groups, columns_before, loss_masks, training_rows
 from mmrl.ops.packing import offsets
 from mmrl.rollout.batch import batch_of, rollouts_of, weights_of
 from mmrl.system.clock import Clock
@@ -135,6 +135,8 @@ def learn(
     yield Update("logprob")
     credit = assign_credit(algorithm, batch)
     masks = loss_masks(batch, credit)
+    if needs.whole_groups:
+        check_whole_groups(algorithm, samples, masks, batch.group_ids)
     columns = columns_before(batch, credit, masks)
     yield Update("credit")
     rows_of = partial(
@@ -146,8 +148,11 @@ def learn(
         algorithm.aggregation.with_default(settings.max_tokens),
         constants=credit.constants,
         views=needs.scored_views,
+        scores=batch.rewards,
+        whole_groups=needs.whole_groups,
     )
-    means, logprobs, updates = yield from _optimizer_steps(samples, batch, rows_of, learner, settings)
+    parts = minibatches(batch.group_ids, settings.minibatches, settings.epochs, settings.seed, whole=needs.whole_groups)
+    means, logprobs, updates = yield from _optimizer_steps(samples, batch, rows_of, learner, parts)
     values = {**means, **credit.metrics, **metrics.advantage_metrics(masks, columns["advantages"])}
     return StepResult(values, _credited(groups, {**columns, "old_logprobs": logprobs}, updates), credit)
 
@@ -204,7 +209,7 @@ def _optimizer_steps(
     batch: Batch,
     rows_of: Callable[[Sequence[int]], Mapping[int, TrainingRow]],
     learner: Learner,
-    settings: LearnSettings,
+    parts: Iterable[Sequence[int]],
 ) -> Generator[Update, None, _Results]:
     """Take the step's optimizer steps.
 
@@ -216,7 +221,7 @@ def _optimizer_steps(
     updates: list[list[PreUpdateStatistics]] = [[] for _ in samples]
     steps: list[Mapping[str, float]] = []
     skipped, memory = 0, list[float]()
-    for part in minibatches(batch.group_ids, settings.minibatches, settings.epochs, settings.seed):
+    for part in parts:
         rows = rows_of(part)
         result = learner.network(POLICY).update(list(rows.values()))
         memory += [] if result.memory_bytes is None else [float(result.memory_bytes)]
@@ -248,13 +253,18 @@ def _of_each(samples: Sequence[Sample], network: Network) -> list[FloatArray]:
     return found
 
 
-def minibatches(group_ids: IntArray, parts: int, epochs: int, seed: Sequence[int]) -> Iterator[list[int]]:
+def minibatches(
+    group_ids: IntArray, parts: int, epochs: int, seed: Sequence[int], *, whole: bool = False
+) -> Iterator[list[int]]:
     """Sample indices of each optimizer step: every epoch covers all, in an order of its own if there are parts.
 
     Groups stay whole, as their completions share a prompt; unless there are fewer than parts.
+
+    Args:
+        whole: True keeps groups whole in any case; there may then be fewer optimizer steps.
     """
     _, units = np.unique(group_ids, return_inverse=True)
-    if units.max(initial=0) + 1 < parts:
+    if units.max(initial=0) + 1 < parts and not whole:
         units = np.arange(len(group_ids))
     for epoch in range(epochs):
         order = np.arange(units.max(initial=-1) + 1)

@@ -185,7 +185,7 @@ class _GivenLogprobs(Learner):
 
         places = {row.sample.key[-1]: row for row in rows}
         partials = []
-        for part in _split(list(places), self._parts):
+        for part in _split(places, self._parts):
             seen = [(i, name) for i in part for name in places[i].own_views]
             leaves = (
                 torch.cat([*(leaf[i] for i in part), *(self.views[name][key][i] for i, name in seen)])
@@ -274,5 +274,10 @@ def _rollout(row: int, mask: BoolArray, logprobs: FloatArray) -> Rollout:
     return Rollout(PROMPT, tuple(segments), row, "", "stop", 0)
 
 
-def _split(indices: Sequence[int], parts: int) -> list[Sequence[int]]:
-    return [part for part in (indices[i::parts] for i in range(parts)) if part]
+def _split(rows: Mapping[int, TrainingRow], parts: int) -> list[list[int]]:
+    """Places of each micro-batch; groups that stay whole do."""
+    bundles: dict[tuple[bool, int], list[int]] = {}
+    for place, row in rows.items():
+        bundles.setdefault((row.whole_group, row.group if row.whole_group else place), []).append(place)
+    shares = (list(bundles.values())[i::parts] for i in range(parts))
+    return [[place for bundle in share for place in bundle] for share in shares if share]

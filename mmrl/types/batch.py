@@ -41,6 +41,10 @@ class Batch:
             turn before them. None without an environment, as are all that follow.
         turn_rewards: B arrays (K_i,) with the environment's reward of each turn.
         turn_states: B sequences of K_i texts, equal where the policy acted upon the same state: what it last read.
+        mismatched_logprobs: B arrays, each row's prompt with another row's completion: the next one, in the order of
+            the batch and cyclically, whose prompt and completion both differ; (T_j,) the policy's before the update,
+            empty where there is none. None unless ``needs`` asked.
+        mismatched_reference_logprobs: The same under the reference; None unless ``needs`` asked for both.
         sampled_from: The view that each row was sampled from, which its ``sampler_logprobs`` are about; empty for the
             prompt's own images. None if no row was sampled from a view.
     """
@@ -63,6 +67,8 @@ class Batch:
     turn_rewards: Sequence[FloatArray] | None = None
     turn_states: Sequence[Sequence[str]] | None = None
     sampled_from: Sequence[str] | None = None
+    mismatched_logprobs: Sequence[FloatArray] | None = None
+    mismatched_reference_logprobs: Sequence[FloatArray] | None = None
 
     def component(self, name: str) -> FloatArray:
         """(B,) values of a component; NaN where no reward has answered one of that name."""

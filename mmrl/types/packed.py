@@ -25,6 +25,9 @@ class TrainingRow:
         constants: The constants of the step's ``Credit``.
         views: The views that the run scores, by name; True with a gradient. The sample's prompt has them if
             it has images.
+        group: The id of its group in the batch.
+        score: Its reward; of what the dataset gave, its score.
+        whole_group: True if all rows of the group belong into its micro-batch.
     """
 
     sample: Sample
@@ -33,6 +36,9 @@ class TrainingRow:
     columns: Mapping[str, FloatArray]
     constants: Mapping[str, float] = field(default_factory=dict)
     views: Mapping[str, bool] = field(default_factory=dict)
+    group: int = 0
+    score: float = 0.0
+    whole_group: bool = False
 
     @property
     def own_views(self) -> list[str]:
@@ -61,6 +67,12 @@ class PackedView:
     present_T: torch.Tensor
 
 
+def _nothing() -> torch.Tensor:
+    import torch
+
+    return torch.zeros(0)
+
+
 @dataclass(frozen=True, slots=True)
 class PackedTokens:
     """The completion tokens of one micro-batch, in packed order, as ``Algorithm.loss`` sees them.
@@ -81,6 +93,8 @@ class PackedTokens:
             gradient only if ``Needs.entropy_gradient``.
         constants: The constants of the step's ``Credit``.
         views: By name, what the policy makes of the same completions given each view that ``Needs.views`` scores.
+        group_N: (num_sequences,) int64, the id of each sequence's group.
+        score_N: (num_sequences,) its reward, or the dataset's score.
     """
 
     logprobs_T: torch.Tensor
@@ -94,6 +108,33 @@ class PackedTokens:
     entropy_T: torch.Tensor
     constants: Mapping[str, float] = field(default_factory=dict)
     views: Mapping[str, PackedView] = field(default_factory=dict)
+    group_N: torch.Tensor = field(default_factory=_nothing)
+    score_N: torch.Tensor = field(default_factory=_nothing)
+
+    def pairs(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(M,) int64 sequences with the best, and (M,) with the worst score of each of M groups; the first of ties.
+
+        The groups are whole only with ``Needs.whole_groups``.
+
+        Raises:
+            ValueError: The scores of a group are equal, or it has one sequence; ``Algorithm.credit`` keeps no such one.
+        """
+        import torch
+
+        places: dict[int, list[int]] = {}
+        scores = self.score_N.tolist()
+        for sequence, group in enumerate(self.group_N.tolist()):
+            places.setdefault(group, []).append(sequence)
+        chosen = [max(members, key=lambda sequence: scores[sequence]) for members in places.values()]
+        rejected = [min(members, key=lambda sequence: scores[sequence]) for members in places.values()]
+        for best, worst in zip(chosen, rejected, strict=True):
+            if scores[best] == scores[worst]:
+                what = f"group {self.group_N[best].item()} has no better and no worse sequence in the loss"
+                raise ValueError(
+                    f"{what}; let credit keep groups whose scores differ alone, and Needs(whole_groups=True)"
+                )
+        made = (torch.tensor(each, dtype=torch.int64, device=self.group_N.device) for each in (chosen, rejected))
+        return next(made), next(made)
 
     def sequence_sum(self, values_T: torch.Tensor) -> torch.Tensor:
         """(num_sequences,) sums over each sequence's tokens in the loss."""
@@ -116,8 +157,11 @@ class TokenLoss:
         loss_T: The loss of each token; the framework weighs, sums and minimises it.
         terms: Named parts of ``loss_T``, logged as ``loss/<name>`` with the same weights.
         metrics: Per-token values, logged as means over the tokens in the loss.
+        sequence_metrics: (num_sequences,) values, logged as means over the sequences of the optimizer step; NaN leaves
+            a sequence out.
     """
 
     loss_T: torch.Tensor
     terms: Mapping[str, torch.Tensor] = field(default_factory=dict)
     metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    sequence_metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)

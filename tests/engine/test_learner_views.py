@@ -225,8 +225,7 @@ def test_two_ranks_find_the_gradient_of_two_plain_passes(stage, name, request, v
 def test_forms_of_a_row_are_one_unit(case):
     from mmrl.ops.packing import Item, plan_microbatches, units_of
 
-    views = [["masked"] if sample.prompt.views else [] for sample in case.samples]
-    items = [Item.of(*each) for each in zip(case.samples, views, strict=True)]
+    items = [Item.of(each, TrainingRow(each, 1.0, each.mask, {}, views={"masked": False})) for each in case.samples]
     units = units_of(items)
     assert sorted(unit.forms for unit in units) == [1, 2, 2]
     for unit in units:

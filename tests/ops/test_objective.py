@@ -14,6 +14,7 @@ from mmrl.interfaces import Aggregation, Algorithm
 from mmrl.ops.credit import token_kl
 from mmrl.ops.objective import (
     assign_credit,
+    check_whole_groups,
     columns_before,
     loss_masks,
     pack_tokens,
@@ -130,6 +131,72 @@ def test_a_loss_by_hand_and_in_parts(rows):
     ]
     assert sum(part.loss.item() for part in parts) == pytest.approx(expected)
     assert reduce_partials(parts) == pytest.approx(reduce_partials([whole]))
+
+
+class Paired(Weighted):
+    """A loss of pairs: the log-probs of the better sequences less those of the worse ones, with a mean over pairs."""
+
+    def loss(self, tokens):
+        chosen_M, rejected_M = tokens.pairs()
+        sums_N = tokens.sequence_sum(tokens.logprobs_T)
+        sign_N = torch.zeros_like(sums_N).index_fill(0, chosen_M, -1).index_fill(0, rejected_M, 1)
+        margin_N = torch.full_like(sums_N, NAN)
+        margin_N[chosen_M] = (sums_N[chosen_M] - sums_N[rejected_M]).detach()
+        both = {"preference/margin": margin_N, "preference/nobody": torch.full_like(sums_N, NAN)}
+        return TokenLoss((sign_N * sums_N)[tokens.sequence_T], sequence_metrics=both)
+
+
+def test_pairs_are_best_and_worst_of_each_group_and_their_means_are_over_pairs(samples):
+    samples = [samples[i] for i in (0, 2, 0, 1, 2)]
+    masks, groups = [sample.mask for sample in samples], np.array([8, 3, 3, 8, 8])
+    columns, scores = {"advantages": masks}, np.array([0.5, 1.0, 0.0, 0.5, 2.0])
+    mode = Aggregation("token-mean")
+    rows = training_rows(samples, masks, columns, groups, mode, range(5), scores=scores, whole_groups=True)
+    assert [(row.group, row.score, row.whole_group) for row in rows.values()] == [
+        (8, 0.5, True), (3, 1.0, True), (3, 0.0, True), (8, 0.5, True), (8, 2.0, True),
+    ]  # fmt: skip
+    logprobs = [torch.full((len(mask),), -float(i + 1)) for i, mask in enumerate(masks)]
+
+    def part(*places):
+        values = torch.cat([logprobs[i] for i in places]).requires_grad_()
+        return partial_loss(Paired({}), [rows[i] for i in places], values, torch.zeros_like(values))
+
+    # Group 8: the fifth row against the first of two worst ones; group 3: the second against the third.
+    margins = [-15.0 + 2.0, -6.0 + 6.0]
+    whole, parts = reduce_partials([part(0, 1, 2, 3, 4)]), reduce_partials([part(0, 3, 4), part(2, 1)])
+    assert whole["preference/margin"] == parts["preference/margin"] == np.mean(margins)
+    assert "preference/nobody" not in whole, "a mean of nothing is no metric"
+    pairs = pack_tokens([rows[i] for i in (4, 3, 1, 0, 2)], torch.zeros(14), torch.zeros(14)).pairs()
+    assert [each.tolist() for each in pairs] == [[0, 2], [1, 4]]
+
+
+@pytest.mark.parametrize(("scores", "places"), [((1.0, 1.0), (0, 1)), ((1.0, 0.0), (1,))])
+def test_pairs_without_an_order_are_the_algorithms_fault(samples, scores, places):
+    masks = [sample.mask for sample in samples[:2]]
+    columns, mode = {"advantages": masks}, Aggregation("token-mean")
+    rows = training_rows(samples, masks, columns, np.zeros(2, int), mode, range(2), scores=np.array(scores))
+    values = torch.zeros(sum(len(masks[i]) for i in places), requires_grad=True)
+    with pytest.raises(PluginError, match="group 0 has no better and no worse sequence in the loss"):
+        partial_loss(Paired({}), [rows[i] for i in places], values, values)
+
+
+class Broad(Weighted):
+    def loss(self, tokens):
+        return replace(super().loss(tokens), sequence_metrics={"wide": tokens.logprobs_T})
+
+
+def test_a_value_per_token_is_no_sequence_metric(rows):
+    values = torch.zeros(9, requires_grad=True)
+    with pytest.raises(PluginError, match=r"wide as torch.float32 of shape \(9,\), not one value per sequence, \(3,\)"):
+        partial_loss(Broad({}), list(rows.values()), values, values)
+
+
+def test_a_single_row_of_a_whole_group_is_the_credits_fault(samples):
+    masks = [sample.mask for sample in samples]
+    groups, nothing = np.array([5, 5, 6]), np.zeros(3, bool)
+    with pytest.raises(PluginError, match="keeps a single row of a group that stays whole: p"):
+        check_whole_groups(Weighted({}), samples, masks, groups)
+    check_whole_groups(Weighted({}), samples, [*masks[:2], nothing], groups)
 
 
 class Constant(Weighted):

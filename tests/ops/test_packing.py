@@ -6,7 +6,18 @@ import random
 
 import pytest
 
-from mmrl.ops.packing import Item, Span, Unit, balance, first_fit, offsets, plan_microbatches, shares_of, units_of
+from mmrl.ops.packing import (
+    Item,
+    Span,
+    Unit,
+    balance,
+    bundles_of,
+    first_fit,
+    offsets,
+    plan_microbatches,
+    shares_of,
+    units_of,
+)
 
 
 def by_tokens(unit: Unit) -> float:
@@ -98,6 +109,39 @@ def test_units_are_halved_where_there_are_fewer_than_ranks():
     two = [unit, Unit((7,), 3, (1,))]
     assert shares_of(two, 2, by_tokens) == [[unit], [two[1]]]
     assert shares_of([], 2, by_tokens) == [[], []]
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_group_that_stays_whole_is_in_one_micro_batch_of_one_rank(seed, share):
+    """Groups of one prompt, groups above the budget and fewer groups than ranks included."""
+    rng = random.Random(seed)
+    groups = {group: rng.randint(1, 6) for group in range(rng.randint(1, 12))}
+    items = [
+        Item(f"prompt {group // 2}", 5 + group // 2, rng.randint(1, 40), group=group)
+        for group, size in groups.items()
+        for _ in range(size)
+    ]
+    rng.shuffle(items)
+    ranks = shares_of(units_of(items, share=share), 3, by_tokens)
+    places = [(rank, unit.group) for rank, units in enumerate(ranks) for unit in units]
+    assert sorted({group for _, group in places}) == sorted(groups) and len({*places}) == len(groups)
+    for units in ranks:
+        own = [items[i] for unit in units for i in unit.indices]
+        plan = plan_microbatches(units_of(own, 60, share=share), 60, by_tokens)
+        found = [{own[i].group for unit in part for i in unit.indices} for part in plan]
+        assert sum(map(len, found)) == len({item.group for item in own})
+        assert all(
+            sum(unit.tokens for unit in part) <= 60 or len(own) == 1 for part, own in zip(plan, found, strict=True)
+        )
+        assert sorted(i for part in plan for unit in part for i in unit.indices) == list(range(len(own)))
+
+
+def test_two_groups_of_one_prompt_are_two_bundles_and_loose_samples_one_each():
+    units = units_of([Item("a", 3, 2, group=4), Item("a", 3, 2, group=9), Item("a", 3, 5, group=4), Item("a", 3, 1)], 6)
+    assert [[unit.indices for unit in bundle] for bundle in bundles_of(units)] == [[(0, 2)], [(1,)], [(3,)]]
+    alone = units_of([Item("a", 3, 2, group=4), Item("a", 3, 2, group=4), Item("a", 3, 1)], share=False)
+    assert [[unit.indices for unit in bundle] for bundle in bundles_of(alone)] == [[(0,), (1,)], [(2,)]]
 
 
 def test_parts_are_balanced():

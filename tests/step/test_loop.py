@@ -323,6 +323,7 @@ def test_groups_stay_whole_in_minibatches_unless_there_are_too_few():
     for part in minibatches(group_ids, 2, 3, (0, 1)):
         assert all(group <= set(part) or not group & set(part) for group in members)
     assert sorted(len(part) for part in minibatches(group_ids, 4, 1, (0, 1))) == [1, 2, 2, 2]
+    assert sorted(len(part) for part in minibatches(group_ids, 4, 1, (0, 1), whole=True)) == [1, 3, 3]
 
 
 def test_a_step_samples_checks_itself_and_updates_in_this_order(run):

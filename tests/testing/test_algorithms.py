@@ -576,15 +576,7 @@ def test_a_class_is_checked_against_its_interface_and_its_options_first() -> Non
         check_algorithm("none_such")
 
 
-@pytest.mark.parametrize(
-    "needs",
-    [
-        Needs(values=True),
-        Needs(before_update=frozenset({"logprobs"})),
-        Needs(whole_groups=True),
-        Needs(last_state=True),
-    ],
-)
+@pytest.mark.parametrize("needs", [Needs(values=True), Needs(last_state=True)])
 def test_what_is_not_served_yet_is_refused_by_name(needs) -> None:
     class Early(Good):
         def needs(self):

@@ -164,8 +164,8 @@ class _Forecast:
         return Example(tokens, len(sample.token_ids), grids[:begin], inserted, grids[begin:])
 
     def _workload(self, config: Config, examples: Sequence[Example]) -> Workload:
-        how = {"group_size": self.group_size, "views": len(self.setup.algorithm.needs().scored_views)}
-        return workload(config, self.shape, examples, share=shares_prefix(config.learner, self.setup.folder), **how)
+        needs, share = self.setup.algorithm.needs(), shares_prefix(config.learner, self.setup.folder)
+        return workload(config, self.shape, examples, needs, group_size=self.group_size, share=share)
 
     def _work(self, config: Config) -> Workload:
         """The workload of a config of which only the micro-batches may differ."""

@@ -10,6 +10,7 @@ from operator import add
 import numpy as np
 
 from mmrl.config.sections import Config
+from mmrl.interfaces import Needs
 from mmrl.ops.cost import NOTHING, ModelShape, Work
 from mmrl.ops.packing import Item, Unit, plan_microbatches, shares_of, units_of
 from mmrl.step.learn import minibatches
@@ -60,27 +61,28 @@ class Workload:
 
 
 def workload(
-    config: Config, shape: ModelShape, examples: Sequence[Example], *, group_size: int, share: bool, views: int = 0
+    config: Config, shape: ModelShape, examples: Sequence[Example], needs: Needs, *, group_size: int, share: bool
 ) -> Workload:
     """The micro-batches of a step of these examples, one after the other and then again.
 
     Args:
+        needs: The algorithm's; a prompt with images is in the row in each view that it scores too.
         group_size: Completions of a prompt.
         share: True if completions share their prompt in a row.
-        views: Views that the algorithm scores, in each of which a prompt with images is in the row too.
     """
     learner, budget = config.learner, config.learner.tokens_per_microbatch
     group_ids = np.repeat(np.arange(config.trainer.prompts_per_step), group_size)
-    parts = list(minibatches(group_ids, learner.minibatches, learner.epochs, (config.trainer.seed, 1)))
+    seed, whole = (config.trainer.seed, 1), needs.whole_groups
+    parts = list(minibatches(group_ids, learner.minibatches, learner.epochs, seed, whole=whole))
     samples = [(prompt, examples[prompt % len(examples)]) for prompt in group_ids[parts[0]].tolist()]
 
     def cost_in(samples: Sequence[_Sample]) -> Callable[[Unit], float]:
         return lambda unit: shape.forward_flops(_work(shape, [unit], samples, share))
 
     rows = []
-    for units in shares_of(units_of(_items(samples, views), share=share), config.cluster.ranks, cost_in(samples)):
+    for units in shares_of(units_of(_items(samples, needs), share=share), config.cluster.ranks, cost_in(samples)):
         own = [samples[index] for unit in units for index in unit.indices]
-        packed = plan_microbatches(units_of(_items(own, views), budget, share=share), budget, cost_in(own))
+        packed = plan_microbatches(units_of(_items(own, needs), budget, share=share), budget, cost_in(own))
         rows.append([_work(shape, row, own, share) for row in packed])
     return Workload(rows, len(parts))
 
@@ -89,10 +91,11 @@ _Sample = tuple[int, Example]
 """A prompt's number and example."""
 
 
-def _items(samples: Sequence[_Sample], views: int) -> list[Item]:
+def _items(samples: Sequence[_Sample], needs: Needs) -> list[Item]:
+    forms, whole = 1 + len(needs.scored_views), needs.whole_groups
     return [
-        Item(prompt, example.prompt_tokens, example.completion_tokens, 1 + views * bool(example.grids))
-        for prompt, example in samples
+        Item(n, each.prompt_tokens, each.completion_tokens, forms if each.grids else 1, n if whole else None)
+        for n, each in samples
     ]
 
 

@@ -24,7 +24,7 @@ from mmrl.engine.network.layout import PackedLayout
 from mmrl.engine.network.packed_inputs import OWN, PackedInputs, Routing, UniqueImages
 from mmrl.engine.network.vision import ImageInputs
 from mmrl.ops.packing import Item, Unit, offsets, units_of
-from mmrl.types import ImageRef, IntArray, Sample
+from mmrl.types import ImageRef, IntArray, Sample, TrainingRow
 
 POSITION_BYTES = 64 * 2**20
 """Bytes of positions that are kept; those of 1,000 tokens take 28 kB."""
@@ -61,15 +61,15 @@ class Collator:
         self._position_bytes = 0
 
     def units(
-        self, samples: Sequence[Sample], budget: int | None = None, views: Sequence[Sequence[str]] = ()
+        self, samples: Sequence[Sample], budget: int | None = None, rows: Sequence[TrainingRow] = ()
     ) -> list[Unit]:
         """The samples by prompt, as they lie together in a row of at most ``budget`` tokens.
 
         Args:
-            views: The views in which each sample is in the row too; none for none of any.
+            rows: The samples', if they are trained on.
         """
-        forms = zip(samples, views or [()] * len(samples), strict=True)
-        return units_of([Item.of(*each) for each in forms], budget, share=self.share)
+        items = [Item.of(row.sample, row) for row in rows] or [Item.of(sample) for sample in samples]
+        return units_of(items, budget, share=self.share)
 
     def __call__(self, samples: Sequence[Sample], known: Mapping[str, Features] = MappingProxyType({})) -> PackedInputs:
         """A row whose log-probs are in the order of the samples.

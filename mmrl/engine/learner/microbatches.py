@@ -41,21 +41,22 @@ class Microbatches:
         self._keeps_image_features = collator.share and folder.family.vision and not cost.trains_tower
         self._estimate = UnitCost(folder, tower=not self._keeps_image_features)
 
-    def plan(self, samples: Sequence[Sample], budget: int, views: Sequence[Sequence[str]] = ()) -> list[list[int]]:
+    def plan(self, samples: Sequence[Sample], budget: int, rows: Sequence[TrainingRow] = ()) -> list[list[int]]:
         """This rank's micro-batches, empty ones at the end where other ranks have more.
 
         Args:
-            views: The views of each sample's prompt that are in its micro-batch too; none for none of any.
+            rows: The samples', if they are trained on: their views are in their micro-batch too.
         """
 
         def cost(unit: Unit) -> float:
             return self._estimate(unit, samples)
 
-        rows = plan_microbatches(self._collate.units(samples, budget, views), budget, cost)
-        plan = [[index for unit in row for index in unit.indices] for row in rows]
+        parts = plan_microbatches(self._collate.units(samples, budget, rows), budget, cost)
+        plan = [[index for unit in part for index in unit.indices] for part in parts]
         if not self._image_features:
-            seen = [[s, *map(s.seen, own)] for s, own in zip(samples, views or [()] * len(samples), strict=True)]
-            self._collate.announce(ref for row in plan for i in row for each in seen[i] for ref in each.all_images)
+            views = [row.own_views for row in rows] or [[] for _ in samples]
+            seen = [[sample, *map(sample.seen, own)] for sample, own in zip(samples, views, strict=True)]
+            self._collate.announce(ref for part in plan for i in part for each in seen[i] for ref in each.all_images)
         most = torch.tensor(len(plan), device=self._engine.device)
         torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
         return plan + [[] for _ in range(int(most) - len(plan))]

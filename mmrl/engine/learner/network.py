@@ -7,7 +7,7 @@ zero.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -195,7 +195,7 @@ class TrainedNetwork(Network):
         rate, samples = self._set_learning_rate(), [row.sample for row in rows]
         flops = self._batches.remember_images(seen_samples(rows))
         self.engine.train()
-        plan = self._batches.plan(samples, self._batches.budget.tokens, [row.own_views for row in rows])
+        plan = self._batches.plan(samples, self._batches.budget.tokens, rows)
         num_rows = self._total(len(rows)) if self._config.router_aux_loss_coef > 0 else 0
         nothing = np.zeros(0, np.float32)
         statistics = [PreUpdateStatistics(nothing, nothing)] * len(rows)
@@ -275,7 +275,7 @@ class TrainedNetwork(Network):
                 loss = math.nan * logprobs_T.sum()
         self._goes_backward = True
         self.engine.backward(loss)
-        partial = PartialLoss(partial.loss.detach(), partial.sums, partial.tokens)
+        partial = replace(partial, loss=partial.loss.detach())
         return partial, logprobs_T.detach(), entropy_T.detach()
 
     def _finish_step(self) -> float:
@@ -350,7 +350,7 @@ def _of_all_ranks(
 ) -> tuple[list[PartialLoss], set[str], list[Sequence[int]]]:
     """Partial sums of all ranks without their losses, the prompts that the ranks have named, and the costs of each
     rank's micro-batches."""
-    sums: list[tuple[Mapping[str, float], int]] = [(partial.sums, partial.tokens) for partial in partials]
+    sums = [(partial.sums, partial.tokens, partial.sequences) for partial in partials]
     ranks = of_all_ranks((sums, strange, costs))
-    found = [PartialLoss(torch.zeros(()), sums, tokens) for own, *_ in ranks for sums, tokens in own]
+    found = [PartialLoss(torch.zeros(()), *each) for own, *_ in ranks for each in own]
     return found, {name for _, names, _ in ranks for name in names}, [costs for *_, costs in ranks]

@@ -7,6 +7,7 @@ experts, ``N`` samples of the row.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -121,7 +122,7 @@ def with_routing(
         tokens_T, layers_T = rerouted(routers, inputs.predicting_T[: len(mask_T)])
         sums["mismatch/rerouted_tokens"] = float((tokens_T & mask_T).sum())
         sums["mismatch/rerouted_choices"] = float((layers_T * mask_T).sum())
-    return PartialLoss(loss, sums, partial.tokens)
+    return replace(partial, loss=loss, sums=sums)
 
 
 def grouped(experts: Any, hidden_SH: torch.Tensor, chosen_SK: torch.Tensor, weights_SK: torch.Tensor) -> torch.Tensor:
