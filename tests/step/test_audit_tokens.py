@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from mmrl.engine_api import SamplingRequest
+from mmrl.errors import ConfigError
 from mmrl.step.audit.probe_row import ProbeRow
+from mmrl.step.audit.second_turn import SEEN
 from mmrl.step.audit.start_audit import cheap_rows
-from mmrl.types import EncodedPrompt, RolloutGroup, Sample, Segment
+from mmrl.types import Content, EncodedPrompt, RolloutGroup, Sample, Segment
 from tests.proofs import families
 
 HF = {"name": "hf", "temperature": 1.0, "max_new_tokens": 8}
@@ -124,6 +126,27 @@ def test_a_separator_that_is_left_out_between_turns_is_found(seeing, vision):
 def test_a_history_that_the_sampler_reads_otherwise_is_found_in_the_second_turn(seeing, vision):
     found = bad(rows(Forgetful(seeing), vision, environment=PLAYED))
     assert set(found) == {"sampler = learner, a second turn", "sampler = learner, a second turn with images"}
+
+
+def test_a_second_turn_that_a_run_cannot_take_is_told_with_the_reason(seeing, vision, monkeypatch):
+    insertion = vision.encoder.insertion
+
+    def refuse(turn: Segment, content: Content, role: str) -> Segment:
+        if content[0] == SEEN and len(content) > 1:
+            raise ConfigError("the template carries no images of a tool")
+        return insertion(turn, content, role)
+
+    monkeypatch.setattr(vision.encoder, "insertion", refuse)
+    found = rows(seeing, vision, environment=PLAYED)
+    assert "sampler = learner, a second turn" in found
+    assert found["prompts left out"].found == (
+        "1 prompt left out: a second turn with images (the template carries no images of a tool)"
+    )
+    short: dict[str, Any] = {"train": {"name": "table"}, "max_prompt_tokens": 28}
+    found = rows(seeing, vision, environment={**PLAYED, "max_observation_tokens": 1}, data=short)
+    why = "longer than a sequence of the run, which has at most"
+    assert "a second turn (" + why in found["prompts left out"].found
+    assert not any(name.startswith("sampler = learner, a second turn") for name in found)
 
 
 def test_demonstrations_without_an_end_are_found(start, vision):

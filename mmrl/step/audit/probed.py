@@ -152,7 +152,7 @@ def probed(
     elif facts.get("sampler") is None:
         samples = given(encoder, fit.prompts, left_out)
     else:
-        samples = sampled(engine, encoder, fit.prompts, config, new_tokens)
+        samples = sampled(engine, encoder, fit.prompts, config, new_tokens, left_out)
     samples = crossed(samples)
     every = [each.sample for each in samples]
     packed, alone = score(engine, every, "packed"), score(engine, every, "wide")
@@ -162,9 +162,18 @@ def probed(
 
 
 def sampled(
-    engine: Engine, encoder: PromptEncoder, prompts: Sequence[ProbePrompt], config: Config, new_tokens: int
+    engine: Engine,
+    encoder: PromptEncoder,
+    prompts: Sequence[ProbePrompt],
+    config: Config,
+    new_tokens: int,
+    left_out: dict[str, str],
 ) -> list[Answered]:
-    """The sampler's completions, at the run's temperature and from seeds of the probes' names; and second turns."""
+    """The sampler's completions, at the run's temperature and from seeds of the probes' names; and second turns.
+
+    Args:
+        left_out: Takes why second turns are not asked, by their names.
+    """
     tokens = min(new_tokens, config.sampler.max_new_tokens)
     requests = [
         SamplingRequest(
@@ -181,7 +190,7 @@ def sampled(
             if len(rollout.token_ids)
         ]
         firsts = [(each.prompt, each.sample) for each in found if not each.member]
-        later = list(second_turns(encoder, config, firsts, tokens))
+        later = list(second_turns(encoder, config, firsts, tokens, left_out))
         after = dict(sampler.generate([request for _, request in later]))
         sampler.forget_prompts()  # a run's prompts may begin as these do, and are computed as without an audit
     for index, (prompt, _) in enumerate(later):

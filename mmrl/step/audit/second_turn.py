@@ -17,27 +17,37 @@ SEEN = "It shows 7."
 
 
 def second_turns(
-    encoder: PromptEncoder, config: Config, firsts: Sequence[tuple[ProbePrompt, Sample]], new_tokens: int
+    encoder: PromptEncoder,
+    config: Config,
+    firsts: Sequence[tuple[ProbePrompt, Sample]],
+    new_tokens: int,
+    left_out: dict[str, str],
 ) -> Iterator[tuple[ProbePrompt, SamplingRequest]]:
     """A prompt and a request that goes on after a first turn: of the first prompt, and of the first one with an image,
-    which the answer shows again. None without an environment, or where the run has no room for it.
+    which the answer shows again. None without an environment.
 
     Args:
         firsts: Prompts, each with a completion that is taken for a turn.
+        left_out: Takes why a turn is not asked, by its name.
     """
     environment = config.environment
     if environment is None:
         return
+    most = config.data.max_prompt_tokens + config.max_sampled_tokens
     chosen = [*firsts[:1], *[each for each in firsts if each[0].has_images][: bool(environment.max_images)]]
     for prompt, sample in chosen:
         images = prompt.encoded.images[:1]
+        name = f"{NAME} with images" if images else NAME
         turn, *_ = sample.segments
         try:
             answer = encoder.insertion(turn, (SEEN, *images), "tool")
-        except (ConfigError, DataError):  # the template carries no such answer
+        except (ConfigError, DataError) as error:  # the template carries no such answer
+            left_out[name] = error.what
             continue
         request = SamplingRequest(
             prompt.encoded, 1, config.sampler.temperature, new_tokens, seed=1, segments=(turn, answer)
         )
-        if len(request.token_ids) + new_tokens <= config.data.max_prompt_tokens + config.max_sampled_tokens:
-            yield replace(prompt, name=f"{NAME} with images" if images else NAME, finds=FINDS), request
+        if len(request.token_ids) + new_tokens <= most:
+            yield replace(prompt, name=name, finds=FINDS), request
+        else:
+            left_out[name] = f"longer than a sequence of the run, which has at most {most} tokens"
