@@ -10,8 +10,8 @@ import io
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -73,10 +73,21 @@ class MediaStore:
         self._cache: OrderedDict[str, PILImage.Image] = OrderedDict()
         self._lock = threading.Lock()  # of the cache and the references
         self._refs: dict[bytes, ImageRef] = {}
+        self._passing: set[str] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process has a cache of its own."""
         return MediaStore, (self.folder, self.grid, self._cache_bytes)
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """A block after which images are gone that were first stored in it; nothing else may store images meanwhile."""
+        self._passing = set()
+        try:
+            yield
+        finally:
+            passed, self._passing = self._passing, None
+            self._forget(passed)
 
     def add(self, raw: RawImage) -> ImageRef:
         """The reference of an image; writes each distinct one once, and decodes it once unless many came since.
@@ -171,6 +182,8 @@ class MediaStore:
         path = self.folder / f"{name}.png"
         if not path.exists():
             _write_whole(path, lambda to: image.save(to, "PNG", compress_level=1))
+            if self._passing is not None:
+                self._passing.add(name)
         self._remember(name, image)
         return ImageRef(hash=name, width=image.width, height=image.height, path=str(path))
 
@@ -180,6 +193,15 @@ class MediaStore:
         if _pixel_hash(image) != ref.hash:
             raise DataError("A stored image does not hold the pixels of its hash", where=path, remedy=_RESTORE)
         return image
+
+    def _forget(self, names: set[str]) -> None:
+        with self._lock:
+            self._refs = {key: ref for key, ref in self._refs.items() if ref.hash not in names}
+            for name in names & self._cache.keys():
+                self._cached_bytes -= _num_bytes(self._cache.pop(name))
+        for name in names:
+            with suppress(OSError):  # a file too many disturbs nobody
+                (self.folder / f"{name}.png").unlink(missing_ok=True)
 
     def _remember(self, name: str, image: PILImage.Image) -> None:
         with self._lock:

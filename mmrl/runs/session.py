@@ -208,7 +208,9 @@ class TrainingRun:
         saved = self._start.saved
         if saved is not None and saved.step >= self._config.trainer.steps:
             return
-        if told := audit(engine, self._setup.encoder, self._config, self._tell):
+        with self._setup.media.passing():  # the folder keeps the images of rows alone
+            told = audit(engine, self._setup.encoder, self._config, self._tell)
+        if told:
             self._console.line(f"{'':{INDENT}}{told}")
 
     def _fit(self, trainer: Trainer) -> None:

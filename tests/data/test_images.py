@@ -11,6 +11,7 @@ import time
 import warnings
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -384,6 +385,21 @@ def test_a_bomb_is_refused_from_its_header_in_little_memory(tmp_path: Path) -> N
     count, kibibytes, message = found.stdout.split(maxsplit=2)
     assert (int(count), message.strip()) == (2, "The image has 13000x13000 pixels")
     assert int(kibibytes) < 64 * 1024
+
+
+def test_images_of_a_passing_block_are_gone_after_it_and_those_that_were_there_stay(tmp_path: Path) -> None:
+    store = MediaStore(tmp_path / "media", GRID)
+    kept = store.add(encode(noise(84, 56)))
+    with suppress(KeyError), store.passing():
+        passed = store.add(encode(noise(84, 56, seed=1)))
+        assert store.add(encode(noise(84, 56), "BMP")).hash == kept.hash and Path(passed.path).exists()
+        raise KeyError
+    assert [each.name for each in (tmp_path / "media").iterdir()] == [f"{kept.hash}.png"]
+    with pytest.raises(DataError):
+        store.load(passed)
+    later = store.add(encode(noise(84, 56, seed=1)))
+    assert later == passed and Path(later.path).exists()
+    assert np.array_equal(np.asarray(store.load(later)), np.asarray(noise(84, 56, seed=1)))
 
 
 def test_the_store_writes_equal_pixels_once_under_their_hash(tmp_path: Path) -> None:

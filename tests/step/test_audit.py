@@ -396,11 +396,13 @@ def test_a_blind_folder_stops_before_anything_is_sampled_for_a_step(blind_folder
     assert process.returncode == 6, process.stderr
     assert "the folder's weights are blind" in process.stderr and "rows without images" in process.stderr
     assert {each["probe"] for each in events if each["kind"] == "mismatch"} == {f"sight, {OTHER}", f"sight, {MOVED}"}
-    assert not (tmp_path / "run" / "metrics.jsonl").exists() and not list((tmp_path / "run").glob("checkpoints/step*"))
+    run = tmp_path / "run"
+    assert not (run / "metrics.jsonl").exists() and not list(run.glob("checkpoints/step*"))
+    assert len(list(run.glob("media/*"))) == 1  # that of the rows
 
 
 @pytest.mark.full
-def test_two_ranks_at_zero_3_pass_and_find_a_blind_folder(models, blind_folder, trained):
+def test_two_ranks_at_zero_3_pass_and_find_a_blind_folder(models, blind_folder, trained, tmp_path):
     ranks = {"cluster": {"name": "ray", "ranks": 2}, "learner": {"zero_stage": 3}}
     process, _ = trained(blind_folder, **ranks)
     assert process.returncode == 6, process.stderr
@@ -408,3 +410,4 @@ def test_two_ranks_at_zero_3_pass_and_find_a_blind_folder(models, blind_folder, 
     assert process.returncode == 0, process.stderr
     assert re.search(r"the audit: \d+ probes of numbers and sight are well", process.stdout)
     assert not [each for each in events if each["kind"] == "mismatch"]
+    assert len(list((tmp_path / "run" / "media").iterdir())) == 1  # that of the rows
