@@ -28,6 +28,9 @@ from mmrl.types import (
 API_VERSION = 1
 """Version of the plugin interfaces; raised when a change breaks plugins."""
 
+SourceName = Literal["rollouts", "demonstrations", "comparisons"]
+"""Where a step's groups come from; see ``Algorithm.source``."""
+
 AggregationMode = Literal[
     "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "prompt-mean-token-mean"
 ]
@@ -231,14 +234,17 @@ class Aggregation:
 
 
 class Algorithm(Plugin):
-    """A learning rule: the source of data, the credit, and the loss.
+    """A learning rule: the source of data, the credit, and the loss."""
 
-    Attributes:
-        source: ``rollouts`` samples completions from the policy and scores them; ``demonstrations`` takes the
-            dataset's own completions, each a group of one with reward 0, to which ``credit`` gives an advantage.
-    """
+    @property
+    def source(self) -> SourceName:
+        """The source of a step's groups; a class attribute or a property, constant for a run.
 
-    source: ClassVar[Literal["rollouts", "demonstrations"]] = "rollouts"
+        ``rollouts`` samples completions from the policy and scores them. ``demonstrations`` takes the dataset's own
+        completions, each a group of one with reward 0, to which ``credit`` gives an advantage. ``comparisons`` takes
+        the dataset's candidates: groups that nobody sampled, whose rewards are the dataset's scores.
+        """
+        return "rollouts"
 
     def needs(self) -> Needs:
         """The algorithm's needs; constant for a run."""

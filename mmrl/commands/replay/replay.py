@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
@@ -32,7 +31,6 @@ from mmrl.commands.replay.rerun import Rerun, Rules, rerun
 from mmrl.config.plugin_specs import PluginSpec
 from mmrl.config.sections import Config
 from mmrl.errors import ConfigError, DataError, plural
-from mmrl.interfaces import Algorithm
 from mmrl.plugin_host import registry
 from mmrl.rollout.batch import with_greedy
 from mmrl.rollout.episodes.scoring import EpisodeScoring, score_episodes
@@ -263,7 +261,7 @@ def _changed(
 
 def _groups_of(algorithm: PluginSpec) -> str:
     """The noun for the groups that an algorithm learns from."""
-    return cast(type[Algorithm], registry.resolve("algorithm", algorithm)).source
+    return registry.create("algorithm", algorithm).source
 
 
 def _unknowable(record: RecordedStep, result: Rerun) -> Iterator[str]:

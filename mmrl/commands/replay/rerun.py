@@ -278,6 +278,8 @@ def lacking(algorithm: Algorithm, config: Config, record: RecordedStep, trained:
     missing = []
     if needs.greedy_rollout and any(group.scored.greedy is None for group in groups):
         missing.append("greedy rollouts")
+    if needs.mismatched:
+        missing.append("log-probs of prompts with other rows' completions")
     columns = needs.columns(config.learner.minibatches * config.learner.epochs)
     for column in columns:
         has = [bool(getattr(group, column.credited)) for group in groups] if column.may_lack else []
