@@ -71,6 +71,31 @@ def test_a_weight_that_only_one_tensor_parallel_rank_has_is_found_once_the_other
     assert left.holds(whole, torch.float32, 2)
 
 
+def shuffled(part: torch.Tensor) -> torch.Tensor:
+    """A matrix as a kernel packs it, with its elements in another order."""
+    return part.flatten()[torch.randperm(part.numel())].reshape(part.shape)
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+@pytest.mark.parametrize("is_turned", [True, False])
+def test_experts_of_which_tensor_parallel_ranks_hold_parts_are_found_and_not_if_one_element_differs(
+    is_packed, is_turned
+):
+    gates_and_ups, downs = torch.randn(3, 8, 6), torch.randn(3, 6, 4)
+    gates, ups = gates_and_ups.chunk(2, 1)
+    ranks = zip(gates.chunk(2, 1), ups.chunk(2, 1), downs.chunk(2, 2), strict=True)
+    parts = [[torch.cat([gate, up], 1), down] for gate, up, down in ranks]
+    first, other = (holding(*map(shuffled, own) if is_packed else own) for own in parts)
+    for weight in (gates_and_ups, downs):
+        own = weight.transpose(1, 2) if is_turned else weight
+        wrong = own.clone()
+        wrong[2, 3, 1] += 1
+        assert not first.holds(own, torch.float32, 2)
+        held = WeightHashes(set(first.rows), set(first.sums))
+        held.add(other)
+        assert held.holds(own, torch.float32, 2) and not held.holds(wrong, torch.float32, 2)
+
+
 class Tower(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -93,22 +118,26 @@ def test_an_eye_sees_what_each_call_of_the_tower_is_given_and_gives_until_it_is_
 
 
 class Seen(Eye):
-    """An eye that has seen images in this order."""
+    """An eye that has seen images in this order, in a batch with so many values of padding at least."""
 
-    def __init__(self, folder: ModelFolder, *images: tuple[int, int], blank: bool = False, shift: float = 0.0) -> None:
+    def __init__(
+        self, folder: ModelFolder, *images: tuple[int, int], blank: bool = False, shift: float = 0.0, padding: int = 0
+    ) -> None:
         super().__init__(folder.family)
         form = folder.images
         grids, parts = [form.grid(*size) for size in images], []
         for width, height in images:
             grid = form.grid(width, height)
             rows = np.arange(int(np.prod(grid)), dtype=np.float32)[:, None] + width + shift
-            parts.append(np.repeat(rows, form.tower.patch_values, 1))
+            parts.append(np.repeat(rows, form.tower.patch_values, 1).reshape(form.seen(grid)))
         tokens = sum(form.tokens(*size) for size in images)
         if blank:
-            none, grid = form.blank()
-            parts.insert(0, none.numpy())
+            _, grid = form.blank()
+            parts.insert(0, np.full(form.seen(form.grid(0, 0)), form.blank_value, np.float32))
             grids.insert(0, tuple(grid.tolist()))
             tokens += form.tokens(0, 0)
+        longest = max(part.shape[1] for part in parts) + padding
+        parts = [np.pad(p, ((0, 0), (0, longest - p.shape[1])), constant_values=form.blank_value) for p in parts]
         self.pixels, self.grids, self.num_features = [np.concatenate(parts)], [np.array(grids)], [tokens]
 
 
@@ -143,6 +172,17 @@ def test_the_same_images_agree_in_any_order_and_with_a_blank_one_among_them(fold
 def test_other_pixels_an_image_that_is_lacking_and_sides_that_are_exchanged_show(sampler, gap, grids, folder):
     found = compared(folder, Seen(folder, *sampler.pop("images"), **sampler), Seen(folder, *SIZES))
     assert (found.pixel_gap, found.grids_differ, found.same_pixels) == (gap, grids, False)
+
+
+def test_images_of_a_batch_are_compared_without_their_padding(models):
+    folder = ModelFolder.open(str(models("gemma4")))
+    for learner in ({}, {"blank": True}, {"padding": 900}, {"shift": 0.25, "blank": True}):
+        found = compared(folder, Seen(folder, *SIZES, padding=432), Seen(folder, *SIZES, **learner))
+        shift, tokens = learner.get("shift", 0.0), sum(folder.image_tokens(*size) for size in SIZES)
+        assert found == ImageReport("p", shift, not shift, 0, tokens, tokens, tokens), learner
+    cut = Seen(folder, *SIZES)
+    cut.pixels = [each[:, :-432] for each in cut.pixels]
+    assert compared(folder, cut, Seen(folder, *SIZES)).pixel_gap == float("inf")
 
 
 def test_several_ranks_are_as_good_as_the_worst_of_them():

@@ -18,7 +18,9 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from mmrl.data.images import ImageGrid, MediaStore
+from mmrl.engine.aids.tiny_model import write_model
 from mmrl.engine.network import layout, linear_attention
+from mmrl.engine.network.family import FAMILIES
 from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.text.encoding import Encoder
 from mmrl.engine_api import SamplingRequest
@@ -353,6 +355,16 @@ def test_no_sound_family_has_a_bad_row(family, dtype, start, bench):
     engine = start(bench=setting, with_sampler=True, sampler=HF, model={"dtype": dtype})
     found = rows(engine, setting)
     assert not bad(found) and max(row.ratio for row in found if row.verdict != "warn") < 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "gain"), [(1, 1.0), (2, 4.0), (3, 4.0), (4, 8.0)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_weights_of_a_sound_family_have_no_bad_row(family, dtype, seed, gain, start, bench, tmp_path):
+    setting = replace(bench(family), folder=ModelFolder.open(str(write_model(tmp_path, family, seed=seed, gain=gain))))
+    found = rows(start(bench=setting, with_sampler=True, sampler=HF, model={"dtype": dtype}), setting)
+    assert not bad(found), [row for row in found if row.verdict == "bad"]
 
 
 REWARD = "def even(rollouts):\n    return [float((rollout.token_ids % 2 == 0).mean()) for rollout in rollouts]\n"

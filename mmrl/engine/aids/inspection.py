@@ -104,16 +104,19 @@ class _Seen:
 
 
 def _images(eye: Eye, refs: Sequence[ImageRef], folder: ModelFolder) -> list[_Seen]:
-    """The images that an eye has seen, if they came in this order; pixels that are missing are left out."""
-    pixels = np.concatenate(eye.pixels) if eye.pixels else np.zeros((0, 0), np.float32)
+    """The images that an eye has seen, if they came in this order, without padding; pixels that are missing are left
+    out."""
+    pixels = [row for call in eye.pixels for row in call]
     grids = [tuple(row) for each in eye.grids for row in each.tolist()]
     found, begin = list[_Seen](), 0
     for number, ref in enumerate(refs):
-        grid = folder.images.grid(ref.width, ref.height)
-        end = begin + (math.prod(grid) if folder.images.packed_tower else grid[0])
+        count, length = folder.images.seen(folder.images.grid(ref.width, ref.height))
+        end = begin + count
         if number == len(refs) - 1:
             end = max(end, len(pixels))  # what is too much belongs to an image too
-        found.append(_Seen(pixels[begin:end], grids[number] if number < len(grids) else ()))
+        own = [row[:length] for row in pixels[begin:end]]
+        whole = np.stack(own) if own and all(len(row) == length for row in own) else np.zeros((0, 0), np.float32)
+        found.append(_Seen(whole, grids[number] if number < len(grids) else ()))
         begin = end
     return found
 

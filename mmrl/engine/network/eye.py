@@ -24,7 +24,8 @@ class Eye:
     """Records the calls of a vision tower from ``open`` to ``close``.
 
     Attributes:
-        pixels: (P, V) float32 patches that its first layer was given, of each call.
+        pixels: (P, V) float32 patches that its first layer was given, of each call; where it takes a batch, each image
+            or tile is a row, which may be padded.
         grids: (I, 3) frames, rows and columns of patches of each image, of each call; none where a model has no grids.
         num_features: Rows of features for the language model, of each call.
     """
@@ -52,11 +53,11 @@ class Eye:
 
     def forget_blanks(self, folder: ModelFolder) -> None:
         """Forget the blank image of each call, which a learner adds so that all ranks do the same."""
-        blank, grid = folder.images.blank()
-        tokens = folder.image_tokens(0, 0)
+        form, (_, grid) = folder.images, folder.images.blank()
+        count, tokens = form.seen(form.grid(0, 0))[0], folder.image_tokens(0, 0)
         for call, pixels in enumerate(self.pixels):
-            empty = np.flatnonzero(~pixels.any(1))[: len(blank)]
-            if len(empty) == len(blank):
+            empty = np.flatnonzero((pixels == form.blank_value).all(1))[:count]
+            if len(empty) == count:
                 self.pixels[call] = np.delete(pixels, empty, 0)
                 self.num_features[call] -= tokens
                 same = np.flatnonzero((self.grids[call] == grid.numpy()).all(1))[:1]

@@ -38,12 +38,14 @@ class ImageForm(ABC):
             computes; the body then wants to know which tokens are an image's.
         packed_tower: True if the tower takes patches of all images as one sequence; False if it takes a batch of images
             of one size.
+        blank_value: Each value of the blank image, as the tower's first layer reads it.
     """
 
     config: Any
     processor: Any = None
     multimodal_positions: ClassVar[bool]
     packed_tower: ClassVar[bool]
+    blank_value: ClassVar[float] = 0.0
 
     @property
     def token_id(self) -> int:
@@ -85,6 +87,12 @@ class ImageForm(ABC):
     @abstractmethod
     def read(self, image: PILImage.Image) -> tuple[torch.Tensor, torch.Tensor]:
         """Pixels, and a grid (3,). Pixels of several images are joined along their first axis."""
+
+    def seen(self, grid: Grid) -> tuple[int, int]:
+        """Rows of an image's pixels, and values of each, as the tower's first layer reads them."""
+        frames, rows, columns = grid
+        values = self.tower.patch_values
+        return (frames * rows * columns, values) if self.packed_tower else (frames, rows * columns * values)
 
     def blank(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The same of the blank image; here of a tower that takes patches."""
@@ -317,6 +325,7 @@ class Budget(ImageForm):
     __slots__ = ()
     multimodal_positions = False
     packed_tower = False
+    blank_value = -1.0
 
     @property
     def looks_ahead(self) -> bool:

@@ -66,10 +66,13 @@ class WeightHashes:
         if weight.dim() == 1 and parts > 1 and width % (3 * parts) == 0:  # q, k and v in one, each of them in parts
             ways.append(list(weight.chunk(3 * parts)))
         if weight.dim() == 3:  # experts, turned
-            ways.append([weight.transpose(1, 2)])
+            turned = weight.transpose(1, 2)
+            ways += [[turned], list(turned.chunk(parts, -1)) if parts > 1 and turned.shape[-1] % parts == 0 else []]
         if any(way and all(self._has(part, dtype) for part in way) for way in ways):
             return True
-        return weight.dim() > 1 and sum_hash(weight, dtype) in self.sums
+        sums = [[sum_hash(weight, dtype)]] if weight.dim() > 1 else []
+        sums += split_sums(weight, dtype, parts) if weight.dim() == 3 and parts > 1 else []
+        return any(self.sums.issuperset(way) for way in sums)
 
     def _has(self, weight: torch.Tensor, dtype: torch.dtype) -> bool:
         if weight.dim() > 1:
@@ -142,6 +145,17 @@ def row_hashes(weight: torch.Tensor, dtype: torch.dtype) -> list[int]:
 def sum_hash(weight: torch.Tensor, dtype: torch.dtype) -> int:
     """A hash of all elements in any order, of which zeros are no part."""
     return sum(int(_mixed(_bits(part, dtype)).sum()) for part in weight.flatten().split(ROWS_AT_ONCE)) % 2**64
+
+
+def split_sums(experts: torch.Tensor, dtype: torch.dtype, parts: int) -> list[list[int]]:
+    """Hashes as of ``sum_hash`` of the parts of experts that ranks hold, of each way in which they may be split: along
+    either side, one piece each, or two where gates lie before the rest."""
+    found = list[list[int]]()
+    for side, pieces in ((side, pieces) for side in (1, 2) for pieces in (1, 2)):
+        if experts.shape[side] % (parts * pieces) == 0:
+            sums = [sum_hash(each, dtype) for each in experts.chunk(parts * pieces, side)]
+            found.append([sum(sums[rank::parts]) % 2**64 for rank in range(parts)])
+    return found
 
 
 def _bytes(vector: torch.Tensor, dtype: torch.dtype) -> bytes:
