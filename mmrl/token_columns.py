@@ -52,6 +52,16 @@ class TokenColumn:
         return self.name.removeprefix("old_")
 
     @property
+    def mismatched(self) -> str:
+        """The attribute of ``Batch`` that has it for prompts with other rows' completions."""
+        return f"mismatched_{self.credited}"
+
+    @property
+    def mismatched_replayed(self) -> str:
+        """The key of these in batches of ``mmrl.testing.replay``."""
+        return f"mismatched_{self.replayed.removeprefix('old_')}"
+
+    @property
     def is_per_update(self) -> bool:
         """True if a completion has numbers for each optimizer step that took it in."""
         return self.known == "before each update"

@@ -191,6 +191,12 @@ class Needs:
         )
 
     @property
+    def mismatched_columns(self) -> tuple[TokenColumn, ...]:
+        """The columns that prompts with other rows' completions have too."""
+        before = (column for column in COLUMNS if self.mismatched and column.known == "before the step")
+        return tuple(column for column in before if column.role == POLICY or getattr(self, column.need))
+
+    @property
     def roles(self) -> tuple[str, ...]:
         """The roles of the networks that compute these columns, the policy first."""
         return tuple(dict.fromkeys([POLICY, *(column.role for column in self.columns(1) if column.role)]))

@@ -100,6 +100,20 @@ def best_of_group(rewards: FloatArray, group_ids: IntArray, valid: BoolArray, *,
     return best_B
 
 
+def best_and_worst(rewards: FloatArray, group_ids: IntArray, rows: BoolArray) -> tuple[IntArray, IntArray]:
+    """(M,) indices of the best, and (M,) of the worst of the ``rows`` of each of M groups; the first of ties.
+
+    Groups without an order are left out: of one row, or of rewards that are equal as float32, which the loss takes.
+    """
+    pairs = []
+    for members in members_of(group_ids, rows):
+        values = np.asarray(rewards[members], np.float32)
+        if values.max() > values.min():
+            pairs.append((members[values.argmax()], members[values.argmin()]))
+    best_and_worst_M2 = np.array(pairs, np.int64).reshape(-1, 2)
+    return best_and_worst_M2[:, 0], best_and_worst_M2[:, 1]
+
+
 def mixed_groups(values: FloatArray, group_ids: IntArray, valid: BoolArray) -> BoolArray:
     """(B,) True for the valid rows of groups with two valid values or more that are not all equal."""
     mixed_B = np.zeros(len(values), bool)
@@ -143,6 +157,20 @@ def token_kl(
         np.where(mask, np.asarray(new, np.float64) - np.asarray(reference, np.float64), 0.0)
         for new, reference, mask in zip(logprobs, reference_logprobs, masks, strict=True)
     ]
+
+
+def mismatched_kl(batch: Batch, rows: BoolArray) -> float:
+    """The mean over ``rows`` of ``log pi - log pi_ref`` of their prompts with another row's whole completion; 0 if none
+    of them has such a one."""
+    policy, reference = batch.mismatched_logprobs, batch.mismatched_reference_logprobs
+    assert policy is not None, "the algorithm's needs do not ask for mismatched log-probs"
+    assert reference is not None, "the algorithm's needs do not ask for mismatched log-probs of the reference"
+    sums = [
+        float(np.sum(np.asarray(policy[i], np.float64) - np.asarray(reference[i], np.float64)))
+        for i in np.flatnonzero(rows)
+        if len(policy[i])
+    ]
+    return float(np.mean(sums)) if sums else 0.0
 
 
 def less_sequence_kl(rewards: FloatArray, kl: Sequence[FloatArray] | None) -> FloatArray:

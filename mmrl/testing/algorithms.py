@@ -17,7 +17,7 @@ from mmrl.interfaces.views import try_views
 from mmrl.ops.objective import credit_of
 from mmrl.plugin_host import registry
 from mmrl.policy_gradient import PolicyGradient
-from mmrl.testing.batches import odd_batches, padded, polluted, random_batch, reordered, without
+from mmrl.testing.batches import another_order, odd_batches, padded, polluted, random_batch, reordered, without
 from mmrl.testing.playback import RecordedBatch, Replay, play, replay
 from mmrl.testing.recorded import Arrays
 from mmrl.testing.rollouts import scored_groups
@@ -188,7 +188,7 @@ class _Subject:
             compare(f"{garbage} where the mask or the row's validity is False", polluted(batch, garbage), remedy)
         remedy = "count tokens by the mask, not by the length of arrays; tokens.sequence_mean does"
         compare("masked tokens at the end of rows", padded(batch, 3), remedy)
-        order = np.random.default_rng(0).permutation(len(batch["rewards"]))
+        order = another_order(batch["group_ids"], whole=self.needs.whole_groups)
         remedy = "take groups from batch.group_ids, whose values, order and places mean nothing"
         compare("another order of rows, with other ids of groups", reordered(batch, order), remedy, order)
         valid = np.flatnonzero(batch["reward_valid"])

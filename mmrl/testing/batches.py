@@ -76,9 +76,21 @@ def random_batch(
         batch |= _turns(rng, lengths_B, valid_B, binary_rewards=binary_rewards)
         batch["components"] = {**named, ENVIRONMENT: np.array([sum(each) for each in batch["turn_rewards"]])}
         batch["weights"] = {**batch["weights"], ENVIRONMENT: 1.0}
+    if needs.mismatched:
+        batch |= _mismatched(rng, needs, rows)
     if needs.views:
         batch |= _views(rng, needs, ids_B, near)
     return _with_components(batch, lambda values_B: values_B)
+
+
+def _mismatched(rng: np.random.Generator, needs: Needs, rows: int) -> dict[str, Any]:
+    """Log-probs of other rows' completions, ragged; one row has none."""
+    lengths_B = np.arange(rows) % (_LONGEST + 1)
+    values_BT = np.where(np.arange(_LONGEST) < lengths_B[:, None], -rng.exponential(1.0, (rows, _LONGEST)), np.nan)
+    return {
+        column.mismatched_replayed: values_BT + rng.normal(0.0, 0.2, values_BT.shape)
+        for column in needs.mismatched_columns
+    }
 
 
 def _views(rng: np.random.Generator, needs: Needs, ids_B: Any, near: Callable[[float], Any]) -> dict[str, Any]:
@@ -142,6 +154,16 @@ def padded(batch: Arrays, extra: int) -> dict[str, Any]:
     if "turns" in batch:
         longer["turns"] = np.pad(batch["turns"], ((0, 0), (0, extra)), "edge")
     return _with_views({**batch, **longer}, lambda values_BT: np.pad(values_BT, ((0, 0), (0, extra))))
+
+
+def another_order(ids_B: Any, *, whole: bool) -> Any:
+    """Places of the rows in another order; in groups that stay whole the first of equal rows stays the first."""
+    order = np.random.default_rng(0).permutation(len(ids_B))
+    if whole:
+        for group in np.unique(ids_B):
+            members = ids_B[order] == group
+            order[members] = np.sort(order[members])
+    return order
 
 
 def reordered(batch: Arrays, order: Any) -> dict[str, Any]:

@@ -73,10 +73,10 @@ def replay(
 ) -> Replay:
     """Run an algorithm on one batch through the real packing, weighting and loss code.
 
-    ``select`` is not called; groups may be split to fill the micro-batches. Garbage in masked places, and in the
-    rewards of invalid rows, changes nothing. ``observe`` is called with the metrics, as after a step. Another instance
-    computes ``loss``, as other processes do in a run with several ranks: numbers that it needs from ``credit`` or
-    ``observe`` go through ``Credit.constants``.
+    ``select`` is not called; groups may be split to fill the micro-batches, unless they stay whole. Garbage in masked
+    places, and in the rewards of invalid rows, changes nothing. ``observe`` is called with the metrics, as after a
+    step. Another instance computes ``loss``, as other processes do in a run with several ranks: numbers that it needs
+    from ``credit`` or ``observe`` go through ``Credit.constants``.
 
     Args:
         algorithm: A registered name, a class, or an algorithm.
@@ -89,8 +89,11 @@ def replay(
             left out, and is the weighted sum; without ``components`` it is the one called ``reward``. Episodes:
             ``turns`` (B, T), and for each row a sequence of its turns' ``turn_rewards`` and ``turn_states``. Views:
             ``views``, from names to ``log_probs`` and ``entropy`` (B, T), of the rows that ``has_images`` (B,), all
-            without it; ``sampled_from``, the name of each row's view, empty for its prompt's own images. Other keys
-            mean nothing, unless they are nearly one of these.
+            without it; ``sampled_from``, the name of each row's view, empty for its prompt's own images. Comparisons:
+            ``rewards`` are the scores, and rows of a pair have one of ``group_ids``. ``mismatched_log_probs`` and
+            ``mismatched_ref_log_probs``, of each row's prompt with another row's completion: (B,) sums over its tokens,
+            or (B, T') of them, where NaN is padding; NaN alone is a row without one. Other keys mean nothing, unless
+            they are nearly one of these.
         options: The algorithm's options, if it is given by name or class.
         ranks: Simulated ranks.
         microbatches: Micro-batches of each rank.
@@ -260,6 +263,7 @@ class RecordedBatch:
             turn_rewards=arrays.get("turn_rewards"),
             turn_states=arrays.get("turn_states"),
             sampled_from=arrays["sampled_from"] if any(arrays["sampled_from"]) else None,
+            **arrays["mismatched"],
         )
 
 

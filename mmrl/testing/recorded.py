@@ -24,7 +24,9 @@ _NAMED = ("components", "greedy_components")
 _TURNS = ("turn_rewards", "turn_states")
 _REQUIRED = ("group_ids", "response_mask", "log_probs", "rollout_log_probs")
 _VIEWS = ("views", "sampled_from")
-_KNOWN = (*_ROWS, *_TOKENS, *_NAMED, *_TURNS, *_VIEWS, "weights", "penalties", "max_len")
+_MISMATCHED = {column.mismatched_replayed: column.mismatched for column in COLUMNS if column.known == "before the step"}
+"""Attributes of ``Batch`` by key."""
+_KNOWN = (*_ROWS, *_TOKENS, *_NAMED, *_TURNS, *_VIEWS, *_MISMATCHED, "weights", "penalties", "max_len")
 
 
 def read_batch(batch: Arrays, needs: Needs) -> dict[str, Any]:
@@ -46,6 +48,8 @@ def read_batch(batch: Arrays, needs: Needs) -> dict[str, Any]:
     read.setdefault("components", {"reward": read.get("rewards", np.zeros(0)).copy()})
     read |= _turns(batch, read, shape[0]) if "turns" in read else {}
     read |= _views(batch, needs, shape)
+    found = {name: _mismatched(key, batch[key], shape[0]) for key, name in _MISMATCHED.items() if key in batch}
+    read["mismatched"] = found
     names = list(read["components"])
     if "greedy_rewards" in read:
         read.setdefault("greedy_components", {"reward": read.pop("greedy_rewards")})
@@ -95,6 +99,15 @@ def _views(batch: Arrays, needs: Needs, shape: tuple[int, ...]) -> dict[str, Any
     return {"views": views, "sampled_from": sampled}
 
 
+def _mismatched(key: str, values: Any, rows: int) -> list[Any]:
+    """Each row's log-probs of another row's completion; a sum is that of one token, NaN is padding."""
+    array = _array(key, values, "float64")
+    if array.ndim not in (1, 2) or len(array) != rows:
+        what = f"{key} has shape {array.shape}, and not (B,) or (B, T') with B = {rows}"
+        raise DataError(what, where="batch", remedy="give each row a sum, or its tokens, padded with NaN")
+    return [each[~np.isnan(each)] for each in array.reshape(rows, -1)]
+
+
 def _check_names(key: str, wrong: set[str], names: list[str]) -> None:
     if wrong:
         what = f"{key} does not fit the components: {', '.join(sorted(wrong))}"
@@ -109,6 +122,7 @@ def _check_keys(batch: Arrays, needs: Needs) -> None:
     needed = [*_REQUIRED, *(["rewards"] if "components" not in batch else [])]
     needed += [column.replayed for column in needs.columns(1) if column.known == "before the step"]
     needed += ["turns", *_TURNS] if needs.turns else []
+    needed += [column.mismatched_replayed for column in needs.mismatched_columns]
     if needs.greedy_rollout and "greedy_components" not in batch:
         needed += ["greedy_rewards" if "components" not in batch else "greedy_components"]
     missing = [key for key in needed if key not in batch]

@@ -111,6 +111,12 @@ class PackedTokens:
     group_N: torch.Tensor = field(default_factory=_nothing)
     score_N: torch.Tensor = field(default_factory=_nothing)
 
+    @property
+    def log_ratio_T(self) -> torch.Tensor:
+        """(T,) ``log pi - log pi_ref`` of each token, with gradient; only with a reference policy."""
+        assert self.reference_logprobs_T is not None, "the algorithm's needs ask for no reference policy"
+        return self.logprobs_T - self.reference_logprobs_T
+
     def pairs(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(M,) int64 sequences with the best, and (M,) with the worst score of each of M groups; the first of ties.
 

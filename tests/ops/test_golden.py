@@ -373,3 +373,55 @@ def test_entropies_and_their_gradients_are_golden(entry):
     np.testing.assert_allclose(entropy.detach(), expected["entropy"], rtol=1e-6)
     np.testing.assert_allclose(mean.item(), expected["entropy_token_mean"], rtol=1e-6)
     np.testing.assert_allclose(logits.grad, expected["grad_entropy_logits"], rtol=1e-6, atol=1e-9)
+
+
+def pairs_batch(entry: dict[str, Any], chosen: Any = 1.0) -> dict[str, Any]:
+    """The pairs of a golden entry as rows: all chosen ones, then all rejected ones in another order."""
+    count = len(entry["chosen_mask"])
+    order = np.concatenate([np.arange(count), count + np.arange(count)[::-1]])
+
+    def rows(*names: str) -> np.ndarray:
+        return np.concatenate([entry[name] for name in names])[order]
+
+    logprobs = rows("chosen_logps", "rejected_logps")
+    return {
+        "group_ids": (7 * np.tile(np.arange(count), 2))[order],
+        "rewards": np.concatenate([np.broadcast_to(chosen, count), np.zeros(count)])[order],
+        "response_mask": rows("chosen_mask", "rejected_mask"),
+        "log_probs": logprobs,
+        "rollout_log_probs": np.zeros_like(logprobs),
+        "ref_log_probs": rows("ref_chosen_logps", "ref_rejected_logps"),
+    }
+
+
+PAIR_CASES = [
+    pytest.param(entry, case, id=f"{entry['id']}-{case['loss_type']}-{place}")
+    for entry in golden()["preference"]
+    for place, case in enumerate(entry["expected"])
+]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize(("entry", "case"), PAIR_CASES)
+def test_a_preference_is_golden_however_it_is_split(entry, case, dtype):
+    name, options, count = case["loss_type"], dict(case["params"]), len(entry["chosen_mask"])
+    chosen = np.exp(options.pop("offset", 0.0))  # odpo's offset is the logarithm of the difference of scores
+    if name not in ("simpo", "orpo"):
+        name, options["variant"] = "dpo", {"dpo": "sigmoid"}.get(name, name)
+    batch = pairs_batch(entry, chosen)
+    gradient = np.concatenate([case["grad_sum_logp_chosen"], case["grad_sum_logp_rejected"][::-1]])
+    close = functools.partial(np.testing.assert_allclose, rtol=RTOL[dtype], atol=ATOL[dtype])
+    for ranks, microbatches in [(1, 1), (2, 2), (1, 4)]:
+        result = replay(name, batch, options=options, ranks=ranks, microbatches=microbatches, dtype=dtype)
+        close(result.loss, case["loss"])
+        close(result.grad_log_probs, gradient[:, None] * batch["response_mask"])
+        close(result.metrics["preference/logprob_chosen"], np.mean(entry["sums"]["pc"]))
+        close(result.metrics["preference/logprob_rejected"], np.mean(entry["sums"]["pr"]))
+        close(result.sequence_weights, 0.5 / count / np.sum(batch["response_mask"], 1))
+        if name == "dpo":
+            sums = {side: np.array(entry["sums"][side]) for side in ("pc", "rc", "pr", "rr")}
+            rewards = [options.get("beta", 0.1) * (sums[p] - sums[r]) for p, r in (("pc", "rc"), ("pr", "rr"))]
+            close(result.metrics["preference/reward_chosen"], rewards[0].mean())
+            close(result.metrics["preference/reward_rejected"], rewards[1].mean())
+            close(result.metrics["preference/margin"], (rewards[0] - rewards[1]).mean())
+            close(result.metrics["preference/accuracy"], (rewards[0] > rewards[1]).mean())

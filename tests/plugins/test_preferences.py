@@ -1,0 +1,188 @@
+"""Losses of preferences: the rules of algorithms, hand calculations, and what the options refuse."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mmrl.config.plugin_specs import PluginSpec
+from mmrl.errors import ConfigError
+from mmrl.ops import preference
+from mmrl.plugin_host import registry
+from mmrl.testing import check_algorithm, replay
+from mmrl_algorithms.dpo import DPO
+from mmrl_algorithms.orpo import ORPO
+from mmrl_algorithms.simpo import SimPO
+
+VARIANTS = ["sigmoid", "cdpo", "robust", "ipo", "ipo_sum", "hinge", "dpop", "odpo"]
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def created(kind: Any, **options: Any) -> Any:
+    return kind(kind.Config.model_validate(options))
+
+
+def rows(scores: list[float], groups: list[int], logprobs: list[list[float]], reference: Any = None) -> dict[str, Any]:
+    """A batch of ragged rows; the reference has -1 for each token where none is given."""
+    longest = max(map(len, logprobs))
+
+    def wide(values: Any, fill: float) -> np.ndarray:
+        return np.array([[*each, *[fill] * (longest - len(each))] for each in values])
+
+    reference = [[-1.0] * len(each) for each in logprobs] if reference is None else reference
+    return {
+        "group_ids": groups,
+        "rewards": scores,
+        "response_mask": wide([[1] * len(each) for each in logprobs], 0),
+        "log_probs": wide(logprobs, 0.0),
+        "rollout_log_probs": wide(logprobs, 0.0),
+        "ref_log_probs": wide(reference, 0.0),
+    }
+
+
+PAIR = rows([1, 0], [3, 3], [[-1.5, -1.0], [-0.25, -0.5, -0.75]])
+"""The log-ratios are -0.5 of the chosen and 1.5 of the rejected, the margin is -2."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((DPO, {"variant": variant}) for variant in VARIANTS),
+        (DPO, {"nll": 0.5, "data": "sampled"}),
+        (SimPO, {}),
+        (ORPO, {"data": "sampled"}),
+    ],
+)
+def test_algorithms_of_preferences_keep_the_rules(kind, options):
+    check_algorithm(kind, options=options)
+
+
+def test_installed_names_are_these_classes():
+    for name, kind in {"dpo": DPO, "simpo": SimPO, "orpo": ORPO}.items():
+        assert type(registry.create("algorithm", PluginSpec(name=name))) is kind
+
+
+def test_the_source_follows_from_the_data():
+    for kind, has_reference in ((DPO, True), (SimPO, False), (ORPO, False)):
+        given, sampled = created(kind), created(kind, data="sampled")
+        assert (given.source, sampled.source) == ("comparisons", "rollouts")
+        assert given.needs().whole_groups and sampled.needs().whole_groups
+        assert (given.needs().min_group_size, sampled.needs().min_group_size) == (1, 2)
+        assert given.needs().reference_logprobs == has_reference
+
+
+def test_dpop_is_as_calculated_by_hand():
+    """The chosen's log-ratio is -0.5: with lam 4 the argument is 0.1 (-2 - 4 * 0.5) = -0.4."""
+    result = replay(DPO, PAIR, options={"variant": "dpop", "lam": 4.0})
+    assert result.loss == pytest.approx(-math.log(sigmoid(-0.4)))
+    slope = 0.1 * sigmoid(0.4)
+    np.testing.assert_allclose(result.grad_log_probs[0, :2], -slope * (1 + 4))
+    np.testing.assert_allclose(result.grad_log_probs[1], slope)
+    above = rows([1, 0], [3, 3], [[-0.5, -0.5], [-1.0]])  # 1 and 0: no penalty
+    assert replay(DPO, above, options={"variant": "dpop"}).loss == pytest.approx(-math.log(sigmoid(0.1)))
+
+
+def test_nll_adds_the_chosens_mean_negative_logprob():
+    """0.2 times 2.5 / 2."""
+    plain, more = replay(DPO, PAIR), replay(DPO, PAIR, options={"nll": 0.2})
+    assert plain.loss == pytest.approx(-math.log(sigmoid(-0.2)))
+    assert more.loss == pytest.approx(plain.loss + 0.25)
+    assert more.metrics["loss/nll"] == pytest.approx(0.25)
+    assert more.metrics["loss/preference"] == pytest.approx(plain.loss)
+    np.testing.assert_allclose(more.grad_log_probs - plain.grad_log_probs, [[-0.1, -0.1, 0], [0, 0, 0]], atol=1e-15)
+
+
+def test_of_a_group_the_first_best_and_the_first_worst_are_compared():
+    batch = rows(
+        [0.5, 2.0, 0.0, 2.0, 0.0, 9.0, 1.0, 1.0, 4.0],
+        [8, 8, 8, 8, 8, 8, 5, 5, 2],
+        [[-0.5]] * 9,
+    )
+    batch["reward_valid"] = [True] * 5 + [False] + [True] * 3
+    result = replay(DPO, batch)
+    assert result.advantages.tolist() == [0, 1, -1, 0, 0, 0, 0, 0, 0]
+    assert result.sequence_weights.tolist() == [0, 0.5, 0.5, 0, 0, 0, 0, 0, 0]
+    assert result.metrics["preference/ties"] == 2  # the group of equals, and the one alone
+
+
+def test_scores_that_only_float64_tells_apart_are_a_tie():
+    batch = rows([0.1 + 0.2, 0.3], [1, 1], [[-0.5], [-0.7]])
+    assert replay(DPO, batch).metrics["preference/ties"] == 1
+
+
+def test_a_row_without_a_token_in_the_loss_is_no_part_of_a_pair():
+    batch = rows([1, 0.5, 0], [1, 1, 1], [[-0.5], [-0.7], [-0.6]])
+    batch["response_mask"] = np.array([[0], [1], [1]])
+    assert replay(DPO, batch).advantages.tolist() == [0, 1, -1]
+
+
+def test_a_margin_of_nothing_is_half_right():
+    batch = rows([1, 0, 1, 0, 1, 0], [1, 1, 2, 2, 3, 3], [[-0.5], [-0.5], [-0.4], [-0.9], [-0.4], [-0.9]])
+    metrics = replay(DPO, batch, microbatches=2).metrics
+    assert metrics["preference/accuracy"] == pytest.approx(2.5 / 3)
+    assert metrics["preference/margin"] == pytest.approx(0.1 * 2 * 0.5 / 3)
+    assert metrics["preference/length_chosen"] == metrics["preference/length_rejected"] == 1
+
+
+def test_means_are_over_pairs_and_lengths_are_told_apart():
+    metrics = replay(DPO, PAIR).metrics
+    assert (metrics["preference/length_chosen"], metrics["preference/length_rejected"]) == (2, 3)
+    assert metrics["preference/reward_chosen"] == pytest.approx(-0.05)
+    assert metrics["preference/reward_rejected"] == pytest.approx(0.15)
+    assert metrics["preference/accuracy"] == 0
+
+
+def test_odpo_refuses_a_difference_that_is_not_above_0():
+    margins = torch.zeros(3)
+    with pytest.raises(ValueError, match=r"difference of scores is -0\.5"):
+        preference.odpo(margins, torch.tensor([1.0, -0.5, 0.0]), beta=0.1, alpha=1.0)
+    found = preference.odpo(margins, torch.tensor([1.0, 2.0, 0.5]), beta=0.1, alpha=2.0)
+    np.testing.assert_allclose(found, [math.log(1 + d**2) for d in (1.0, 2.0, 0.5)], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"label_smoothing": 0.2}, "label_smoothing goes with variant cdpo or robust"),
+        ({"variant": "robust", "label_smoothing": 0.5}, "less than 0.5"),
+        ({"variant": "cdpo", "tau": 0.2}, "tau goes with variant ipo or ipo_sum"),
+        ({"alpha": 2.0}, "alpha goes with variant odpo"),
+        ({"lam": 5.0}, "lam goes with variant dpop"),
+        ({"beta": 0}, "greater than 0"),
+        ({"data": "rollouts"}, "given"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        replay(DPO, PAIR, options=options)
+
+
+def test_a_pair_without_a_reference_is_refused_by_name():
+    with pytest.raises(Exception, match="ref_log_probs"):
+        replay(DPO, {key: values for key, values in PAIR.items() if key != "ref_log_probs"})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_log1mexp_is_exact_on_both_sides_and_so_is_its_gradient(dtype):
+    values = torch.tensor([-1e-6, -1e-3, -0.5, -0.7, -5.0, -80.0], dtype=dtype, requires_grad=True)
+    found = preference.log1mexp(values)
+    found.sum().backward()
+    exact = [float(x) for x in values.detach().double()]
+    tolerance = 1e-6 if dtype == torch.float32 else 1e-12
+    expected = [math.log(-math.expm1(x)) if x > -1 else math.log1p(-math.exp(x)) for x in exact]
+    np.testing.assert_allclose(found.detach().double(), expected, rtol=tolerance)
+    np.testing.assert_allclose(values.grad.double(), [-1 / math.expm1(-x) for x in exact], rtol=tolerance)
+
+
+def test_a_certain_completion_has_bounded_odds():
+    certain = torch.tensor([0.0, -1e-9], requires_grad=True)
+    loss = preference.odds_ratio(certain, torch.tensor([-1.0, -1.0]))
+    loss.sum().backward()
+    assert torch.isfinite(loss).all() and torch.equal(certain.grad, torch.zeros(2))
