@@ -6,34 +6,23 @@ a chat or a ShareGPT conversation, with images in any form. The README of datase
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from math import isnan
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
 from mmrl.data.templates import PromptTemplate
 from mmrl.errors import DataError
-from mmrl.interfaces import DatasetLoader, PluginConfig
-from mmrl.types import IMAGE_PLACEHOLDER, THOUGHT_NAMES, Message, Prompt, RawImage
-from mmrl_datasets.choice_cells import read_choices, with_choices
-from mmrl_datasets.columns import ALIASES, Columns, choose_columns, lookup
-from mmrl_datasets.images import image_cells, read_image
+from mmrl.interfaces import DatasetLoader
+from mmrl.types import Prompt
+from mmrl_datasets.columns import ALIASES, choose_columns
 from mmrl_datasets.links import broken_link, folders_of
+from mmrl_datasets.options import TableOptions
 from mmrl_datasets.parquet import ParquetRows
-from mmrl_datasets.placeholders import Unused, place_images, respelled
+from mmrl_datasets.reader import RowReader
 from mmrl_datasets.rows import Rows, open_rows, tables
-from mmrl_datasets.turns import InlineImage, Turn, question_of, read_turns, refused_media
 
-Cells = Mapping[str, Any]
-_NOTED, _MOST_NOTES = 8, 20
-_PLACE = f"{IMAGE_PLACEHOLDER} at the place of each image"
-_EMPTY_THOUGHTS = re.compile(rf"<({THOUGHT_NAMES})>\s*</\1>")
-_INVISIBLE = re.compile("[\u200b-\u200d\u2060\ufeff]")
+_NOTED = 8
 
 
 class Table(DatasetLoader):
@@ -41,39 +30,8 @@ class Table(DatasetLoader):
 
     reads_rows = True
 
-    class Config(PluginConfig):
-        path: str
-        """A parquet, json, jsonl, csv or arrow file, a folder of such, one that datasets saved, or a hub id."""
-        split: str | None = None
-        """The split; may be left out if there is only one."""
-        subset: str | None = None
-        """Configuration of a hub dataset."""
-        revision: str | None = Field(default=None, min_length=1)
-        """Branch, tag or commit of a hub dataset; by default its default branch."""
-        limit: int | None = Field(default=None, ge=1)
-        """Read only the first rows."""
-        prompt: str | None = Field(default=None, min_length=1)
-        """Column with the question or the conversation; null finds it by its name."""
-        images: str | None = None
-        """Column with the images, or several as image_1..n; null finds it, "" takes none."""
-        answer: str | None = None
-        """Column with the answer, or a field as in reward_model.ground_truth; null finds it, "" takes none."""
-        demonstration: str | None = None
-        """Column with a completion to imitate; null finds it, "" takes none."""
-        system: str | None = None
-        """Column with the system prompt; null finds it, "" takes none."""
-        choices: str | None = None
-        """Column with the answers to choose from; null finds it, "" takes none."""
-        source: str | None = None
-        """Column that says which rewards score the row; null finds it, "" takes none."""
-        image_root: str | None = Field(default=None, min_length=1)
-        """Folder that relative image paths start from and, by their text, stay below; null is the dataset's own."""
-        list_choices: bool = True
-        """Write the choices after the question as (A), (B), unless it lists them already."""
-        unused_images: Unused = "fail"
-        """Treatment of images that a text with <image 1>, <image 2> does not name."""
-        prompt_template: str | None = None
-        """Jinja text, or a path to a .jinja or .j2 file, for the last user turn; sees prompt and row."""
+    class Config(TableOptions):
+        """All options; a recipe has other defaults."""
 
     config: Config
     _described: Mapping[str, str] | None = None
@@ -157,250 +115,6 @@ class TableRows(Sequence[Prompt]):
                 with suppress(DataError):
                     self[row]
         return [f"{what} (row {row})" + told for (what, told), row in self._reader.left_out.items()]
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A row on its way to a prompt."""
-
-    number: int
-    cells: Cells
-    where: str
-
-
-class RowReader:
-    """Makes prompts of rows.
-
-    Args:
-        config: The table's options.
-        columns: The column of each role.
-        split: Part of every prompt's id.
-        folders: The folders that image paths may point into, if any.
-        adapt: Changes a row's cells before they are read.
-
-    Attributes:
-        has_read: True after a row was read.
-        left_out: Things that rows have and that were not read, each with the first such row.
-    """
-
-    def __init__(
-        self,
-        config: Table.Config,
-        columns: Columns,
-        split: str,
-        folders: Sequence[Path],
-        adapt: Callable[[dict[str, Any], str], dict[str, Any]] = lambda cells, where: cells,
-    ) -> None:
-        self._config = config
-        self._columns = columns
-        self._split = split
-        self._folders = folders
-        self._adapt = adapt
-        self.has_read, self.left_out = False, dict[tuple[str, str], int]()
-        template = config.prompt_template
-        self._template = None if template is None else PromptTemplate(template, "the dataset's prompt_template")
-
-    def read(self, number: int, cells: dict[str, Any]) -> Prompt:
-        """The prompt of row ``number``.
-
-        Raises:
-            DataError: The row cannot be used; names row and column.
-        """
-        self.has_read = True
-        where = f"{self._config.path}, split {self._split}, row {number}"
-        row = _Row(number, self._adapt(dict(cells), where), where)
-        self._refuse_media(row)
-        turns, ending = self._turns(row)
-        choices = self._choices(row)
-        if self._config.list_choices:
-            turns = _list_choices(turns, choices)
-        messages, images = self._placed(row, turns)
-        plain = self._plain(cells, turns)
-        demonstration = self._demonstration(row, ending)
-        return Prompt(
-            id=f"{self._split}/{number}",
-            messages=self._filled(messages, plain, where, has_images=bool(images)),
-            images=images,
-            answer=self._answer(row, None if ending is None else ending.answer, demonstration),
-            columns=plain,
-            demonstration=demonstration,
-            source=self._text(row, self._columns.source) or "",
-            choices=choices,
-        )
-
-    def _refuse_media(self, row: _Row) -> None:
-        for column in self._columns.refused:
-            if _is_there(row.cells.get(column)):
-                raise refused_media(column.rstrip("s"), f"{row.where}, column {column!r}")
-
-    def _turns(self, row: _Row) -> tuple[tuple[Turn, ...], Turn | None]:
-        """The turns up to the question, and the assistant's turn after it, if there is one."""
-        column = self._columns.prompt
-        where = f"{row.where}, column {column!r}"
-        turns = read_turns(lookup(row.cells, column), column, row.where)
-        for key in (key for turn in turns for key in turn.unread):
-            self._leave_out(f"messages of column {column!r} have the key {key!r}", ", which is not read", row)
-        ending = None
-        if turns[-1].role == "assistant":
-            *before, ending = turns
-            turns = tuple(before)
-            is_placed = IMAGE_PLACEHOLDER in ending.text and self._has_images(row, before)
-            if is_placed or any(isinstance(piece, InlineImage) for piece in ending.pieces):
-                raise DataError("The assistant's last turn shows an image", where=where, possible="text")
-            if _is_empty(ending.text):
-                raise DataError("The assistant's last turn is empty", where=where, remedy="fill it or remove the row")
-        question = question_of(turns)
-        if question is None:
-            raise DataError("There is no question: the conversation has no user turn at its end", where=where)
-        if not any(not isinstance(piece, str) or piece.strip() for piece in turns[question].pieces):
-            raise DataError("The question is empty", where=where)
-        return self._with_system(row, turns), ending
-
-    def _has_images(self, row: _Row, turns: Sequence[Turn]) -> bool:
-        """True if a row shows an image; none is read."""
-        cells = (cell for column in self._columns.images for cell in image_cells(lookup(row.cells, column)))
-        inline = any(isinstance(piece, InlineImage) for turn in turns for piece in turn.pieces)
-        return inline or next(cells, None) is not None
-
-    def _with_system(self, row: _Row, turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
-        system = self._text(row, self._columns.system)
-        if not system:
-            return turns
-        if any(turn.role == "system" for turn in turns):
-            raise DataError(
-                "The row has a system message and a system prompt",
-                where=f"{row.where}, column {self._columns.system!r}",
-                remedy='use one of them; system: "" leaves the column out',
-            )
-        return (Turn("system", (system,)), *turns)
-
-    def _choices(self, row: _Row) -> tuple[str, ...]:
-        column = self._columns.choices
-        return read_choices(lookup(row.cells, column), f"{row.where}, column {column!r}") if column else ()
-
-    def _placed(self, row: _Row, turns: Sequence[Turn]) -> tuple[tuple[Message, ...], tuple[RawImage, ...]]:
-        prompt = f"{row.where}, {self._columns.prompt}"
-        cells = [piece.cell for turn in turns for piece in turn.pieces if isinstance(piece, InlineImage)]
-        inline = [read_image(cell, self._folders, f"{prompt}[image {i}]") for i, cell in enumerate(cells)]
-        where, images = f"{row.where}, column {self._columns.prompt!r}", self._images(row)
-        turns, left = respelled(turns, sum(image is not None for image in images))
-        for spelling in left:
-            what = f"texts of column {self._columns.prompt!r} hold {spelling[:50]!r}"
-            self._leave_out(what, f": it looks like the place of an image, and is read as text; write {_PLACE}", row)
-        return place_images(turns, inline, images, where, self._config.unused_images)
-
-    def _leave_out(self, what: str, told: str, row: _Row) -> None:
-        if len(self.left_out) < _MOST_NOTES:
-            self.left_out.setdefault((what, told), row.number)
-
-    def _images(self, row: _Row) -> list[RawImage | None]:
-        if len(self._columns.images) > 1:
-            return [self._single_image(row, column) for column in self._columns.images]
-        return [
-            read_image(cell, self._folders, f"{row.where}, {column}[{index}]")
-            for column in self._columns.images
-            for index, cell in enumerate(image_cells(lookup(row.cells, column)))
-        ]
-
-    def _single_image(self, row: _Row, column: str) -> RawImage | None:
-        """The image of one of several numbered columns."""
-        label, cells = f"{row.where}, {column}", image_cells(row.cells.get(column))
-        if len(cells) > 1:
-            raise DataError(f"A numbered column holds {len(cells)} images", where=label, possible="one, or null")
-        return read_image(cells[0], self._folders, label) if cells else None
-
-    def _plain(self, cells: Cells, turns: Sequence[Turn]) -> dict[str, Any]:
-        """All columns but images, as they are; without the conversation, where those stand in it."""
-        has_inline = any(isinstance(piece, InlineImage) for turn in turns for piece in turn.pieces)
-        aside = {self._columns.prompt.partition(".")[0]} if has_inline else set()
-        return {name: cells[name] for name in self._columns.plain if name not in aside}
-
-    def _filled(
-        self, messages: tuple[Message, ...], plain: Cells, where: str, *, has_images: bool
-    ) -> tuple[Message, ...]:
-        if self._template is None:
-            return messages
-        at = question_of(messages)
-        assert at is not None, "rows without a question are refused"
-        text = self._template.fill(messages[at].content, plain, where, has_images=has_images)
-        filled = replace(messages[at], content=text)
-        return (*messages[:at], filled, *messages[at + 1 :])
-
-    def _answer(self, row: _Row, ending: str | None, demonstration: str | None) -> Any:
-        column = self._columns.answer
-        if column is None:
-            if self._columns.wants_answer and ending is None and demonstration is None:
-                raise DataError(
-                    "The row has no answer",
-                    where=f"{row.where}, column {self._columns.prompt!r}",
-                    possible="an answer column, or a last turn of the assistant",
-                    remedy='set answer: "" if none is needed',
-                )
-            return ending
-        value = lookup(row.cells, column)
-        if value is None or (isinstance(value, float) and isnan(value)):  # some writers say null so
-            raise _null(row, column)
-        if isinstance(value, (bytes, bytearray, memoryview)):
-            raise DataError(
-                f"Column {column!r} holds {type(value).__name__}, not an answer",
-                where=row.where,
-                possible="text, a number, or a list",
-            )
-        return value
-
-    def _demonstration(self, row: _Row, ending: Turn | None) -> str | None:
-        """The completion to imitate. Only a column that the user named must hold text in every row.
-
-        Raises:
-            DataError: It is named, and null or empty.
-        """
-        column = self._columns.demonstration
-        if column is not None and "demonstration" in self._columns.named:
-            text = self._text(row, column)
-            if text is None:
-                raise _null(row, column)
-            if _is_empty(text):
-                raise _null(row, column, "empty")
-            return text
-        found = lookup(row.cells, column) if column is not None and ending is None else ending and ending.text
-        if not isinstance(found, str) or not _is_empty(found):
-            return found if isinstance(found, str) else None
-        if column is not None and column == self._columns.answer:
-            raise _null(row, column, "empty")
-        return None
-
-    def _text(self, row: _Row, column: str | None) -> str | None:
-        value = None if column is None else lookup(row.cells, column)
-        if value is not None and not isinstance(value, str):
-            raise DataError(
-                f"Column {column!r} holds {type(value).__name__}, not text",
-                where=row.where,
-                remedy="name the right column with an option; the README of datasets/ lists them",
-            )
-        return value
-
-
-def _list_choices(turns: tuple[Turn, ...], choices: Sequence[str]) -> tuple[Turn, ...]:
-    """The turns with the choices after the question."""
-    at = question_of(turns) or 0
-    asked = turns[at]
-    listed = with_choices(asked.text, choices)
-    return (*turns[:at], replace(asked, pieces=(*asked.pieces, listed[len(asked.text) :])), *turns[at + 1 :])
-
-
-def _is_there(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(_is_there(inner) for inner in value.values())
-    return value is not None and not (isinstance(value, (str, list)) and not value)
-
-
-def _is_empty(text: str) -> bool:
-    """True if nothing is said in it, whether or not nothing was thought before."""
-    return not _EMPTY_THOUGHTS.sub("", _INVISIBLE.sub("", text)).strip()
-
-
-def _null(row: _Row, column: str, what: str = "null") -> DataError:
-    return DataError(f"Column {column!r} is {what}", where=row.where, remedy="fill the cell or remove the row")
 
 
 def _image_folders(config: Table.Config) -> tuple[Path, ...]:

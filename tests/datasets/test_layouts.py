@@ -20,7 +20,8 @@ from mmrl.types import Message, Prompt
 from mmrl_datasets import choice_cells, images
 from mmrl_datasets.columns import ALIASES, choose_columns
 from mmrl_datasets.glances import Glance, look
-from mmrl_datasets.table import RowReader, Table
+from mmrl_datasets.reader import RowReader
+from mmrl_datasets.table import Table
 
 PIXELS = np.arange(12 * 10 * 3, dtype=np.uint8).reshape(12, 10, 3)
 PICTURE = Image.fromarray(PIXELS)
