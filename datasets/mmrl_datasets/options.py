@@ -35,6 +35,18 @@ class TableOptions(PluginConfig):
     """Column with the answers to choose from; null finds it, "" takes none."""
     source: str | None = None
     """Column that says which rewards score the row; null finds it, "" takes none."""
+    chosen: str | None = None
+    """Column with the better answer, or several; null finds it, "" takes none."""
+    rejected: str | None = None
+    """Column with the worse answer, or several; null finds it, "" takes none."""
+    margin: str | None = None
+    """Column with the score of the chosen answer, where the rejected one has 0; null finds it, "" takes none."""
+    candidates: str | None = None
+    """Column with lists of answers to compare; null finds it, "" takes none."""
+    scores: str | None = None
+    """Column with the scores of the candidates, in their order; null finds it, "" takes none."""
+    desirable: str | None = None
+    """Column that says whether the row's one answer is good, true or false, 1 or 0; null finds it, "" takes none."""
     image_root: str | None = Field(default=None, min_length=1)
     """Folder that relative image paths start from and, by their text, stay below; null is the dataset's own."""
     list_choices: bool = True

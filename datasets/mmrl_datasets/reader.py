@@ -11,10 +11,12 @@ from typing import Any
 
 from mmrl.data.templates import PromptTemplate
 from mmrl.errors import DataError
-from mmrl.types import IMAGE_PLACEHOLDER, THOUGHT_NAMES, Message, Prompt, RawImage
+from mmrl.types import IMAGE_PLACEHOLDER, THOUGHT_NAMES, Candidate, Message, Prompt, RawImage
 from mmrl_datasets.choice_cells import read_choices, with_choices
-from mmrl_datasets.columns import Columns, lookup
+from mmrl_datasets.columns import Columns
+from mmrl_datasets.comparisons import Answer, read_answers, refuse_images, shared_turns
 from mmrl_datasets.images import image_cells, read_image
+from mmrl_datasets.names import lookup
 from mmrl_datasets.options import TableOptions
 from mmrl_datasets.placeholders import place_images, respelled
 from mmrl_datasets.turns import InlineImage, Turn, question_of, read_turns, refused_media
@@ -24,6 +26,23 @@ _MOST_NOTES = 20
 _PLACE = f"{IMAGE_PLACEHOLDER} at the place of each image"
 _EMPTY_THOUGHTS = re.compile(rf"<({THOUGHT_NAMES})>\s*</\1>")
 _INVISIBLE = re.compile("[\u200b-\u200d\u2060\ufeff]")
+
+
+@dataclass(frozen=True, slots=True)
+class _Talk:
+    """The turns of a row, and the answers to compare after them.
+
+    Attributes:
+        column: The column of the turns.
+        turns: The turns up to the question.
+        ending: The assistant's turn after it, if there is one.
+        answers: Answers to compare.
+    """
+
+    column: str
+    turns: tuple[Turn, ...]
+    ending: Turn | None
+    answers: tuple[Answer, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,11 +96,12 @@ class RowReader:
         where = f"{self._config.path}, split {self._split}, row {number}"
         row = _Row(number, self._adapt(dict(cells), where), where)
         self._refuse_media(row)
-        turns, ending = self._turns(row)
+        talk = self._talk(row)
+        turns, ending = self._with_system(row, talk.turns), talk.ending
         choices = self._choices(row)
         if self._config.list_choices:
             turns = _list_choices(turns, choices)
-        messages, images = self._placed(row, turns)
+        messages, images = self._placed(row, turns, talk.column)
         plain = self._plain(cells, turns)
         demonstration = self._demonstration(row, ending)
         return Prompt(
@@ -93,6 +113,7 @@ class RowReader:
             demonstration=demonstration,
             source=self._text(row, self._columns.source) or "",
             choices=choices,
+            candidates=tuple(Candidate(answer.turn.text, answer.score) for answer in talk.answers),
         )
 
     def _refuse_media(self, row: _Row) -> None:
@@ -100,13 +121,62 @@ class RowReader:
             if _is_there(row.cells.get(column)):
                 raise refused_media(column.rstrip("s"), f"{row.where}, column {column!r}")
 
-    def _turns(self, row: _Row) -> tuple[tuple[Turn, ...], Turn | None]:
-        """The turns up to the question, and the assistant's turn after it, if there is one."""
-        column = self._columns.prompt
+    def _talk(self, row: _Row) -> _Talk:
+        """The turns up to the question, and what the row has after it."""
+        column, compared = self._columns.prompt, self._columns.compared
+        if compared is None:
+            return self._divided(row, column, read_turns(lookup(row.cells, column), column, row.where))
+        answers = read_answers(row.cells, compared, row.where)
+        before, held = shared_turns(answers), next((each for each in answers if each.before), None)
+        if held is not None:
+            self._check_answers(row, answers, before)
+            talk = self._divided(row, held.column, (*before, held.turn))
+            if column not in compared.answers:
+                self._check_question(row, talk.turns)
+                talk = replace(talk, ending=None)
+            return replace(talk, answers=answers)
         where = f"{row.where}, column {column!r}"
-        turns = read_turns(lookup(row.cells, column), column, row.where)
+        if column in compared.answers:
+            possible = "a conversation that ends with the answer"
+            raise DataError("The cell holds an answer and no question", where=where, possible=possible)
+        talk = self._divided(row, column, read_turns(lookup(row.cells, column), column, row.where))
+        if talk.ending is not None:
+            raise DataError("The conversation ends with an answer, and others are to be compared", where=where)
+        self._check_answers(row, answers, talk.turns)
+        return replace(talk, answers=answers)
+
+    def _check_answers(self, row: _Row, answers: Sequence[Answer], turns: Sequence[Turn]) -> None:
+        """Raise if an answer after these turns is empty or shows an image."""
+        refuse_images(answers, is_placed=self._has_images(row, turns))
+        for answer in answers:
+            self._tell_unread((answer.turn,), answer.column, row)
+            if _is_empty(answer.turn.text):
+                raise DataError("The answer is empty", where=answer.where, remedy="fill it or remove the row")
+
+    def _check_question(self, row: _Row, turns: Sequence[Turn]) -> None:
+        """Raise if the prompt is neither a question of the answers' conversations nor all turns before the answers."""
+        column = self._columns.prompt
+        if (cell := lookup(row.cells, column)) is None:
+            return
+        said, told = (
+            [(turn.role, turn.text.replace(IMAGE_PLACEHOLDER, "").strip()) for turn in each]
+            for each in (read_turns(cell, column, row.where), turns)
+        )
+        if said != told and not (len(said) == 1 and said[0] in told):
+            raise DataError(
+                "The prompt differs from the turns before the answers",
+                where=f"{row.where}, column {column!r}",
+                remedy="correct the row, or name the column of these conversations as the prompt",
+            )
+
+    def _tell_unread(self, turns: Sequence[Turn], column: str, row: _Row) -> None:
         for key in (key for turn in turns for key in turn.unread):
             self._leave_out(f"messages of column {column!r} have the key {key!r}", ", which is not read", row)
+
+    def _divided(self, row: _Row, column: str, turns: tuple[Turn, ...]) -> _Talk:
+        """The turns up to the question, and the assistant's turn after it, if there is one."""
+        where = f"{row.where}, column {column!r}"
+        self._tell_unread(turns, column, row)
         ending = None
         if turns[-1].role == "assistant":
             *before, ending = turns
@@ -121,7 +191,7 @@ class RowReader:
             raise DataError("There is no question: the conversation has no user turn at its end", where=where)
         if not any(not isinstance(piece, str) or piece.strip() for piece in turns[question].pieces):
             raise DataError("The question is empty", where=where)
-        return self._with_system(row, turns), ending
+        return _Talk(column, turns, ending)
 
     def _has_images(self, row: _Row, turns: Sequence[Turn]) -> bool:
         """True if a row shows an image; none is read."""
@@ -145,14 +215,16 @@ class RowReader:
         column = self._columns.choices
         return read_choices(lookup(row.cells, column), f"{row.where}, column {column!r}") if column else ()
 
-    def _placed(self, row: _Row, turns: Sequence[Turn]) -> tuple[tuple[Message, ...], tuple[RawImage, ...]]:
-        prompt = f"{row.where}, {self._columns.prompt}"
+    def _placed(
+        self, row: _Row, turns: Sequence[Turn], column: str
+    ) -> tuple[tuple[Message, ...], tuple[RawImage, ...]]:
+        prompt = f"{row.where}, {column}"
         cells = [piece.cell for turn in turns for piece in turn.pieces if isinstance(piece, InlineImage)]
         inline = [read_image(cell, self._folders, f"{prompt}[image {i}]") for i, cell in enumerate(cells)]
-        where, images = f"{row.where}, column {self._columns.prompt!r}", self._images(row)
+        where, images = f"{row.where}, column {column!r}", self._images(row)
         turns, left = respelled(turns, sum(image is not None for image in images))
         for spelling in left:
-            what = f"texts of column {self._columns.prompt!r} hold {spelling[:50]!r}"
+            what = f"texts of column {column!r} hold {spelling[:50]!r}"
             self._leave_out(what, f": it looks like the place of an image, and is read as text; write {_PLACE}", row)
         return place_images(turns, inline, images, where, self._config.unused_images)
 
@@ -179,7 +251,8 @@ class RowReader:
     def _plain(self, cells: Cells, turns: Sequence[Turn]) -> dict[str, Any]:
         """All columns but images, as they are; without the conversation, where those stand in it."""
         has_inline = any(isinstance(piece, InlineImage) for turn in turns for piece in turn.pieces)
-        aside = {self._columns.prompt.partition(".")[0]} if has_inline else set()
+        compared = self._columns.compared.answers if self._columns.compared else ()
+        aside = {name.partition(".")[0] for name in (self._columns.prompt, *compared)} if has_inline else set()
         return {name: cells[name] for name in self._columns.plain if name not in aside}
 
     def _filled(

@@ -1,6 +1,6 @@
 """Reads tables of questions in any of the layouts in use, one prompt a row.
 
-A column's role follows from its name (``mmrl_datasets.columns.ALIASES``) or an option. A row may be a plain question,
+A column's role follows from its name (``mmrl_datasets.names.ALIASES``) or an option. A row may be a plain question,
 a chat or a ShareGPT conversation, with images in any form. The README of datasets/ has the rules.
 """
 
@@ -15,8 +15,10 @@ from mmrl.data.templates import PromptTemplate
 from mmrl.errors import DataError
 from mmrl.interfaces import DatasetLoader
 from mmrl.types import Prompt
-from mmrl_datasets.columns import ALIASES, choose_columns
+from mmrl_datasets.columns import choose_columns
+from mmrl_datasets.compared import COMPARED
 from mmrl_datasets.links import broken_link, folders_of
+from mmrl_datasets.names import ALIASES
 from mmrl_datasets.options import TableOptions
 from mmrl_datasets.parquet import ParquetRows
 from mmrl_datasets.reader import RowReader
@@ -77,7 +79,10 @@ class Table(DatasetLoader):
         Files that rows name, such as images, are not part of it.
         """
         assert self._rows is not None, "after load"
-        options = self.config.model_dump(mode="json", exclude={"path", "revision", "image_root", "prompt_template"})
+        places = {"path", "revision", "image_root", "prompt_template"}
+        # Runs that began before there were answers to compare go on.
+        unnamed = {role for role in COMPARED if getattr(self.config, role) is None}
+        options = self.config.model_dump(mode="json", exclude=places | unnamed)
         template = self.config.prompt_template
         text = None if template is None else PromptTemplate(template, "the dataset's prompt_template").text
         return f"{type(self).__name__} {options} {text!r} {self._rows.fingerprint()}"

@@ -404,7 +404,9 @@ def spells_images(prompt: Prompt) -> bool:
 def contents(prompt: Prompt, length: int) -> str:
     """The text that fingerprints of rows are made of."""
     turns = [(message.role, message.content) for message in prompt.messages]
-    return repr((prompt.id, prompt.source, turns, prompt.answer, prompt.demonstration, prompt.choices, length))
+    said = (prompt.id, prompt.source, turns, prompt.answer, prompt.demonstration, prompt.choices, length)
+    compared = [(each.text, each.score) for each in prompt.candidates]
+    return repr((*said, compared) if compared else said)
 
 
 def histogram(lengths: Sequence[int], num_bins: int) -> list[tuple[int, int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from mmrl.errors import plugin_errors
 from mmrl.interfaces import DatasetLoader
 from mmrl.plugin_host import registry
 from mmrl.testing.rules import broken
-from mmrl.types import IMAGE_PLACEHOLDER, Message, Prompt, RawImage
+from mmrl.types import IMAGE_PLACEHOLDER, Candidate, Message, Prompt, RawImage
 
 MAX_ROWS = 1000
 """Rows looked at, evenly spread over a longer dataset."""
@@ -27,8 +28,9 @@ def check_dataset(
 
     The rules: ``load`` gives a sequence with ``len`` and ``[i]``, at least one row, and IndexError after the last;
     rows are Prompts whose fields have the types that ``Prompt`` says (tuples, not lists); there are messages, with as
-    many ``<image>`` as images; images are bytes with a header that can be read; ids are texts, unique, and the same
-    when loaded again; a fingerprint is a text. A thousand rows are looked at, evenly spread over a longer dataset.
+    many ``<image>`` as images; images are bytes with a header that can be read; candidates are texts with a finite
+    score or none, and without images of their own; ids are texts, unique, and the same when loaded again; a
+    fingerprint is a text. A thousand rows are looked at, evenly spread over a longer dataset.
 
     Args:
         loader: A registered name, a class, or a loader.
@@ -102,7 +104,7 @@ def _check_prompt(loader: DatasetLoader, row: int, prompt: Any) -> None:
 
     demand(isinstance(prompt, Prompt), "rows are Prompts", prompt, "build mmrl.types.Prompt(...)")
     demand(isinstance(prompt.id, str) and prompt.id != "", "ids are texts", prompt.id, "such as 'train/17'")
-    fields: tuple[tuple[str, type], ...] = (("messages", Message), ("images", RawImage))
+    fields: tuple[tuple[str, type], ...] = (("messages", Message), ("images", RawImage), ("candidates", Candidate))
     for name, kind in fields:
         values = getattr(prompt, name)
         fits = isinstance(values, tuple) and all(isinstance(value, kind) for value in values)
@@ -112,6 +114,13 @@ def _check_prompt(loader: DatasetLoader, row: int, prompt: Any) -> None:
     demand(named, "columns is a mapping from names", columns, "use a dict with text keys")
     told = prompt.demonstration is None or isinstance(prompt.demonstration, str)
     demand(told, "demonstration is text or None", prompt.demonstration, "leave it out where there is none")
+    for each in prompt.candidates:
+        said = isinstance(each.text, str) and each.text.strip() != ""
+        demand(said, "candidates are texts that say something", each, "raise DataError for a row with an empty one")
+        graded = each.score is None or (isinstance(each.score, int | float) and isfinite(each.score))
+        demand(graded, "scores are finite numbers, or None", each, "use float(...), or None where it is not known")
+        remedy = "put the images into the prompt: candidates are compared under one set of images"
+        demand(not each.images, "candidates have no images of their own", each, remedy)
     texts = [part for message in prompt.messages for part in (message.role, message.content)]
     demand(all(isinstance(text, str) for text in texts), "roles and contents are texts", texts, "use str(...)")
     said = any(message.content.strip() for message in prompt.messages)

@@ -15,8 +15,9 @@ import pytest
 from mmrl.data.bad_rows import BadRows
 from mmrl.data.order import PromptOrder, WeightedOrder, request_seed
 from mmrl.data.prompts import DatasetRows, PromptSource
+from mmrl.data.prompts import contents as fingerprinted
 from mmrl.errors import ConfigError, DataError, HubUnreachableError
-from mmrl.types import EncodedPrompt, Message, Prompt, RawImage, Sample
+from mmrl.types import Candidate, EncodedPrompt, Message, Prompt, RawImage, Sample
 
 PINNED_ORDER = [7, 0, 2, 5, 4, 6, 3, 1, 4, 3, 6, 1, 5, 7, 2, 0]
 PINNED_SEED = 112500882025349120
@@ -447,6 +448,19 @@ def test_a_template_may_write_a_placeholder_into_a_row_without_images() -> None:
     assert found[0].messages[-1].content == "word <image>"
     with pytest.raises(DataError, match="turns … <image> into …"):
         source([replace(spells, images=(RawImage(b"x", "x"),))], prompt_template="{{ prompt }} {{ row.tag }}")
+
+
+def test_answers_to_compare_are_part_of_a_fingerprint_and_rows_without_them_keep_theirs() -> None:
+    plain = replace(row(1, 1), answer="7", demonstration="7", choices=("7", "8"))
+    assert fingerprinted(plain, 3) == "('train/1', '', [('user', 'word')], '7', '7', ('7', '8'), 3)"
+
+    def of(*candidates: Candidate) -> str:
+        return source([row(0, 1), replace(plain, candidates=candidates)]).fingerprint
+
+    one, two = Candidate("7", 1.0), Candidate("8", 0.0)
+    kinds = [(), (one, two), (two, one), (one, Candidate("9", 0.0)), (one, Candidate("8", 0.5)), (one, Candidate("8"))]
+    assert len({of(*kind) for kind in kinds}) == len(kinds)
+    assert of(one, two) == of(one, two)
 
 
 def test_notes_of_a_loader_are_warnings_of_its_dataset() -> None:

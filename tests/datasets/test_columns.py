@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from mmrl.errors import DataError
-from mmrl_datasets.columns import PICTURES, REFERENCES
+from mmrl_datasets.names import PICTURES, REFERENCES
 from mmrl_datasets.table import Table
 
 

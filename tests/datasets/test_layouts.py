@@ -18,8 +18,9 @@ from PIL import Image
 from mmrl.errors import DataError
 from mmrl.types import Message, Prompt
 from mmrl_datasets import choice_cells, images
-from mmrl_datasets.columns import ALIASES, choose_columns
+from mmrl_datasets.columns import choose_columns
 from mmrl_datasets.glances import Glance, look
+from mmrl_datasets.names import ALIASES
 from mmrl_datasets.reader import RowReader
 from mmrl_datasets.table import Table
 

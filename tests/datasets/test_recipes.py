@@ -22,7 +22,7 @@ from mmrl.plugin_host import registry
 from mmrl.rollout.rewards.worker import call
 from mmrl.testing import check_dataset, make_rollouts
 from mmrl.types import Prompt
-from mmrl_datasets.columns import ALIASES, PICTURES, REFERENCES
+from mmrl_datasets.names import ALIASES, PICTURES, REFERENCES
 from mmrl_datasets.table import Table
 from mmrl_rewards.answers import references
 
@@ -238,4 +238,4 @@ def test_the_page_and_the_recipes_agree() -> None:
         counts = ", ".join(f"{split} {count:,}" for split, count in facts.rows.items()) or "not stated"
         rewards = ", ".join(f"`{reward}`" for reward in facts.reward)
         assert f"| `{name}` | {facts.origin} | {facts.licence} | {counts} | {rewards} |" in lines
-    assert page.count("\n| `") == len(RECIPES) + len(ALIASES) + 3  # images' own table has three such lines
+    assert page.count("\n| `") == len(RECIPES) + len(ALIASES) + 6  # images and answers have three such lines each

@@ -12,7 +12,7 @@ from mmrl.errors import DataError, PluginError
 from mmrl.interfaces import DatasetLoader, PluginConfig
 from mmrl.testing import check_dataset
 from mmrl.testing.datasets import MAX_ROWS
-from mmrl.types import Message, Prompt, RawImage
+from mmrl.types import Candidate, Message, Prompt, RawImage
 
 
 def loader(rows):
@@ -25,6 +25,10 @@ def prompts(picture) -> list[Prompt]:
     text = Prompt("train/0", (Message("system", ""), Message("user", "What is 3 + 4?")), answer="7")
     image = Prompt("train/1", (Message("user", "<image> and <image>?"),), (picture(60, 90), picture(28, 28)))
     return [text, image]
+
+
+def compared(prompt: Prompt, candidates) -> Prompt:
+    return replace(prompt, candidates=candidates)
 
 
 class Forever(list):
@@ -56,6 +60,12 @@ class Keyed(dict):
         (lambda rows: [replace(rows[1], images=(RawImage("a.png", "a"),) * 2)], "images are bytes", "row 0"),
         (lambda rows: [replace(rows[0], columns=[("a", 1)])], "columns is a mapping", "row 0"),
         (lambda rows: [replace(rows[0], demonstration=7)], "demonstration is text or None", "row 0: 7"),
+        (lambda rows: [compared(rows[0], [])], "candidates is a tuple of Candidate", "row 0"),
+        (lambda rows: [compared(rows[0], ("7", "8"))], "candidates is a tuple of Candidate", "'7'"),
+        (lambda rows: [compared(rows[0], (Candidate(" "),))], "candidates are texts that say something", "row 0"),
+        (lambda rows: [compared(rows[0], (Candidate("7", float("nan")),))], "scores are finite numbers", "nan"),
+        (lambda rows: [compared(rows[0], (Candidate("7", "1"),))], "scores are finite numbers", "'1'"),
+        (lambda rows: [compared(rows[0], (Candidate("7", 1, rows[1].images),))], "no images of their own", "row 0"),
     ],
 )
 def test_a_broken_rule_is_named_with_what_shows_it_and_what_to_do(prompts, change, rule, detail) -> None:
@@ -114,6 +124,8 @@ def test_a_loader_that_keeps_the_rules_passes_by_class_name_or_itself(prompts, t
 
     check_dataset(Options)
     check_dataset(Options(Options.Config(rows=1)))
+    given = (Candidate("7", 1.0), Candidate("8", 0), Candidate("9"))
+    check_dataset(loader(lambda: [compared(prompt, given) for prompt in prompts]))
     (tmp_path / "sums.jsonl").write_text('{"problem": "3 + 4?", "answer": "7"}\n{"problem": "1?", "answer": "1"}\n')
     check_dataset("table", options={"path": str(tmp_path / "sums.jsonl")})
 
