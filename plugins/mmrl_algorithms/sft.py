@@ -7,6 +7,8 @@ The mean is over the tokens of the whole batch, as in language-model training; t
 A row may be a conversation. ``turns: last`` learns its last turn, and all before is the prompt. ``turns: all`` learns
 every turn of the assistant after the first question that is not empty; questions, tools' answers and images in between
 get no gradient.
+
+Where the chat template removes the thoughts of earlier turns, ``turns: all`` learns these without.
 """
 
 from __future__ import annotations

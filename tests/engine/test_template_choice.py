@@ -117,6 +117,76 @@ def test_a_thought_of_an_earlier_turn_is_written_once_or_removed(models_of, sett
         assert earlier == f"<|im_end|>\n<|im_start|>assistant\n{kept}4<|im_end|>\n<|im_start|>user\n"
 
 
+CONVERSATION = (
+    ("user", "2+2?"),
+    ("assistant", "<think>\ntwo twos\n</think>\n\n4 "),
+    ("user", "3+3?"),
+    ("assistant", "<think>\nI look\n</think>\n\nSee."),
+    ("tool", "6"),
+    ("assistant", "<think>\nso\n</think>\n\n6"),
+)
+LAST = "<|im_start|>assistant\n<think>\n", "I look\n</think>\n\nSee.", "so\n</think>\n\n6"
+
+
+@pytest.mark.parametrize(
+    ("models_of", "options", "first"),
+    [
+        ("Qwen3.5", {}, "4"),
+        ("Qwen3.6", {}, "4"),
+        ("Qwen3.6", {"preserve_thinking": True}, "two twos\n</think>\n\n4 "),
+        ("Qwen3.8", {}, "two twos\n</think>\n\n4 "),
+        ("Qwen3.8", {"preserve_thinking": False}, "4"),
+    ],
+)
+def test_earlier_turns_are_learned_as_the_template_writes_them(models_of, options, first, setting):
+    found = setting("qwen3_5", choice(published_template(models_of), **options))
+    *messages, last = (Message(*turn) for turn in CONVERSATION)
+    prompt = found.encoder.encode(Prompt("row", tuple(messages), demonstration=last.content))
+    sample = found.encoder.demonstrate(prompt, all_turns=True)
+    decode = found.folder.tokenizer.decode
+    learned = [decode(each.token_ids) for each in sample.segments if each.by_policy]
+    assert learned == [f"{text}<|im_end|>" for text in (first, *LAST[1:])]
+    read = decode([*sample.prompt.token_ids, *sample.token_ids])
+    if first == "4":  # so the whole is the template's own, to the last token
+        assert read == prompt.text + learned[-1]
+        assert sample.token_ids.tolist()[-3:] == found.encoder.demonstrate(prompt).token_ids.tolist()[-3:]
+        assert "two twos" not in read and sample.prompt.text.endswith("<|im_start|>assistant\n")
+    else:
+        assert "<think>\ntwo twos\n</think>\n\n4" in read and sample.prompt.text.endswith(LAST[0])
+
+
+@pytest.mark.parametrize("models_of", ["Qwen3.6", "Qwen3.8"])
+def test_earlier_turns_without_a_thought_are_learned_where_the_template_opens_none(models_of, setting):
+    found = setting("qwen3_5", choice(published_template(models_of), preserve_thinking=False))
+
+    def shown(earlier):
+        turns = (Message("user", "2+2?"), Message("assistant", earlier), Message("user", "3+3?"))
+        prompt = found.encoder.encode(Prompt("row 7", turns, demonstration=CONVERSATION[-1][1]))
+        return prompt, found.encoder.demonstrate(prompt, all_turns=True)
+
+    prompt, sample = shown("4")
+    decode = found.folder.tokenizer.decode
+    learned = [decode(each.token_ids) for each in sample.segments if each.by_policy]
+    assert learned == ["4<|im_end|>", "so\n</think>\n\n6<|im_end|>"]
+    assert decode([*sample.prompt.token_ids, *sample.token_ids]) == prompt.text + learned[-1]
+    with pytest.raises(DataError, match="nothing but a thought") as caught:
+        shown("<think>\ntwo twos\n</think>\n\n")
+    assert caught.value.where == "row 7"
+
+
+def test_an_earlier_turn_that_the_template_rewrites_beyond_its_thought_is_a_row_error(setting):
+    rewriting = published_template("Qwen3.5").replace(
+        "{{ text ~ '<|im_end|>\n' }}", "{{ text | replace('four', '4') ~ '<|im_end|>\n' }}"
+    )
+    found = setting("qwen3_5", choice(rewriting))
+    asked, said = Message("user", "2+2?"), Message("assistant", "four")
+    prompt = found.encoder.encode(Prompt("row 7", (asked, said, asked), demonstration="</think>4"))
+    assert len(found.encoder.demonstrate(prompt).segments) == 1
+    with pytest.raises(DataError, match="removes the thoughts of earlier turns, and rewrites") as caught:
+        found.encoder.demonstrate(prompt, all_turns=True)
+    assert caught.value.where == "row 7" and "algorithm.turns" in caught.value.remedy
+
+
 def test_effort_is_a_sentence_of_the_system_turn(setting):
     template, texts = published_template("Qwen3.8"), {}
     for effort in (None, "low", "medium", "xhigh"):

@@ -15,10 +15,11 @@ from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.network.vocabulary import QUESTION
 from mmrl.engine.text import thoughts
 from mmrl.engine.text.chat_template import Filled
+from mmrl.engine.text.earlier_turns import EarlierTurns
 from mmrl.engine.text.template_proof import prove
 from mmrl.engine.text.tool_calls import CallReader
 from mmrl.engine.text.tool_prompt import ToolPrompt, ToolPromptMode
-from mmrl.engine.text.turn_proof import ASKED, conversation, said_after
+from mmrl.engine.text.turn_proof import ASKED, conversation, prefill, said_after
 from mmrl.engine.text.turns import ObservationRole, TurnRules, TurnSuffix
 from mmrl.errors import ConfigError, DataError, plural
 from mmrl.types import (
@@ -237,46 +238,76 @@ class Encoder:
             return next(known, vocabulary.eos[0])
 
     def _inserted(
-        self, turn: Segment, messages: Sequence[Filled], images: tuple[ImageRef, ...], role: str, where: str
+        self,
+        turn: Segment,
+        messages: Sequence[Filled],
+        images: tuple[ImageRef, ...],
+        role: str,
+        where: str,
+        without: str = "",
     ) -> Segment:
-        """The segment between a turn and the next one."""
+        """The segment between a turn and the next one.
+
+        Args:
+            without: An end of the next turn's head that is left out.
+        """
         ended = len(turn.token_ids) > 0 and int(turn.token_ids[-1]) in self._suffix.ends
-        ids = self._suffix.ids(messages, where, ended=ended)
+        ids = self._suffix.ids(messages, where, ended=ended, without=without)
         token_ids = self._expand(ids, [(ref.width, ref.height) for ref in images], where)
         return Segment(token_ids, False, np.zeros(len(token_ids), np.float32), images=images, role=role)
 
     def _whole(self, prompt: EncodedPrompt, demonstration: str) -> Sample:
         """A row's conversation, with its ``earlier_turns`` and the demonstration as the policy's."""
         messages = (*prompt.prompt.messages, Message("assistant", demonstration))
-        learned = {*earlier_turns(messages[:-1]), len(messages) - 1}
-        first = min(learned)
+        earlier = earlier_turns(messages[:-1])
+        if prompt.images and any(self._num_images(messages[place]) for place in earlier):
+            raise DataError(
+                "a turn of the assistant shows an image, and no policy writes images",
+                where=prompt.id,
+                remedy="set algorithm.turns to last, or remove the row",
+            )
+        answers = self._thoughtless(prompt, earlier)
+        learned = {*earlier, len(messages) - 1}
+        first, opening = min(learned), prefill(self._template) if answers else ""
         images = iter(prompt.images)
         refs = tuple(islice(images, sum(map(self._num_images, messages[:first]))))
-        text = self._render(replace(prompt.prompt, messages=messages[:first]), bool(prompt.images))
+        head = self._render(replace(prompt.prompt, messages=messages[:first]), bool(prompt.images))
+        text = head.removesuffix(opening) if first in answers else head
         ids = self._expand(self._tokenize(text, prompt.id), [(ref.width, ref.height) for ref in refs], prompt.id)
         segments, between = list[Segment](), list[Message]()
         for place, message in enumerate(messages[first:], first):
             if place not in learned:
                 between.append(message)
                 continue
-            if prompt.images and self._num_images(message) and message is not messages[-1]:
-                raise DataError(
-                    "a turn of the assistant shows an image, and no policy writes images",
-                    where=prompt.id,
-                    remedy="set algorithm.turns to last, or remove the row",
-                )
+            without = opening if place in answers else ""
             if segments:
-                segments.append(self._between(segments[-1], between, images, prompt.id))
-            segments.append(self._shown(message.content, text, prompt.id))
+                segments.append(self._between(segments[-1], between, images, prompt.id, without))
+            shown = answers.get(place, message.content)
+            segments.append(self._shown(shown, "" if place in answers else head, prompt.id))
             between = []
         return Sample(replace(prompt, text=text, token_ids=ids, images=refs), tuple(segments))
 
-    def _between(self, turn: Segment, messages: Sequence[Message], images: Iterator[ImageRef], where: str) -> Segment:
-        """A row's messages between two turns of the assistant."""
+    def _thoughtless(self, prompt: EncodedPrompt, earlier: Sequence[int]) -> Mapping[int, str]:
+        """``EarlierTurns.answers`` of a row; none where thoughts are kept by the config."""
+        if not earlier or self._rules.keep_thoughts:
+            return {}
+        row, has_images = prompt.prompt, bool(prompt.images)
+        (end,) = self._template.names([self._end])
+        turns = EarlierTurns(self._template, self._suffix, self._render(row, has_images), end, prompt.id)
+
+        def render(messages: Sequence[Message]) -> str:
+            return self._render(replace(row, messages=tuple(messages)), has_images, as_said=True)
+
+        return turns.answers(row.messages, earlier, render)
+
+    def _between(
+        self, turn: Segment, messages: Sequence[Message], images: Iterator[ImageRef], where: str, without: str
+    ) -> Segment:
+        """A row's messages between two turns of the assistant; ``without`` as of ``_inserted``."""
         refs = tuple(islice(images, sum(map(self._num_images, messages))))
         role = messages[-1].role if messages else "user"
         read = [self._template.read(each, has_images=bool(refs)) for each in messages]
-        return self._inserted(turn, read, refs, role, where)
+        return self._inserted(turn, read, refs, role, where, without)
 
     def _num_images(self, message: Message) -> int:
         return message.content.count(IMAGE_PLACEHOLDER) if self._folder.family.vision else 0
@@ -302,15 +333,24 @@ class Encoder:
             )
         return Segment(np.array(ids, np.int32), True, np.zeros(len(ids), np.float32))
 
-    def _render(self, prompt: Prompt, has_images: bool) -> str:
-        """The prompt as the template writes it, each ``<image>`` an image if there are any, else text."""
+    def _render(self, prompt: Prompt, has_images: bool, *, as_said: bool = False) -> str:
+        """The prompt as the template writes it, each ``<image>`` an image if there are any, else text.
+
+        Args:
+            as_said: True to write turns of the assistant as the policy's own, which may hold special tokens.
+        """
         if prompt.images and not self._folder.family.vision:
             raise DataError(
                 "the row has images, and the model reads text only",
                 where=prompt.id,
                 remedy="choose a vision-language model, or a dataset without images",
             )
-        messages = [self._template.read(each, has_images=has_images) for each in self._tool_prompt.added_to(prompt)]
+        messages = [
+            self._template.said(each.content)
+            if as_said and each.role == "assistant"
+            else self._template.read(each, has_images=has_images)
+            for each in self._tool_prompt.added_to(prompt)
+        ]
         try:
             return self._template.fill(messages)
         except Exception as error:  # the template is the model's: any exception is its own

@@ -73,7 +73,7 @@ def deviation_of(template: ChatTemplate, suffix: Suffix, carrier: Carrier, *, im
         found = _lost(template, suffix, carrier, contents)
         if found is not None:
             return found
-        head, marks = _prefill(template), template.thoughts
+        head, marks = prefill(template), template.thoughts
         opened, closed = _opens_thought(template, head), marks.closing in head
         # A thought begins where the template has begun it.
         thoughtful = tuple(marks.around(THOUGHT, text, opened=opened) for text in SAID)
@@ -94,7 +94,7 @@ def said_after(template: ChatTemplate, head: str) -> str:
 def conversation(template: ChatTemplate, said: str, observation: Filled) -> list[Filled]:
     """A question, a turn of the policy and an observation."""
     asked = template.message("user", (ASKED,))
-    return [asked, template.said(_prefill(template) + said), observation]
+    return [asked, template.said(prefill(template) + said), observation]
 
 
 def _opens_thought(template: ChatTemplate, head: str) -> bool:
@@ -156,8 +156,8 @@ def _rewritten(
     return Deviation(f"it rewrites earlier turns: after more turns they have {shown[0]} where they had {shown[1]}")
 
 
-def _prefill(template: ChatTemplate) -> str:
-    """The part of a turn that the template writes itself: the opening of a thought, or an empty one."""
+def prefill(template: ChatTemplate) -> str:
+    """The end of a turn's head: the opening of a thought that the template writes itself, or an empty thought."""
     head = template.fill([template.message("user", (ASKED,))])
     at = head.rfind(template.thoughts.opening)
     return "" if at < 0 else head[at:]

@@ -81,12 +81,13 @@ class TurnSuffix:
             raise DataError("the model's chat template drops the assistant's text", where=self._where)
         return rest
 
-    def ids(self, messages: Sequence[Filled], where: str, *, ended: bool) -> list[int]:
+    def ids(self, messages: Sequence[Filled], where: str, *, ended: bool, without: str = "") -> list[int]:
         """Tokens of the suffix, one for each image.
 
         Args:
             where: The messages' place, for errors.
             ended: True if the turn has its end already.
+            without: An end of the suffix that is left out.
 
         Raises:
             DataError: The template fails, or does not write one of the texts; or a text cannot be read.
@@ -95,6 +96,7 @@ class TurnSuffix:
         for part in (part for message in messages for part in _texts(message)):
             if part.strip() not in text:
                 raise DataError(f"the model's chat template drops or rewrites the text {part[:40]!r}", where=where)
+        text = text.removesuffix(without)
         return self._template.tokenize(text, where)[ended:]
 
     def headers(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
