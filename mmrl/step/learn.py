@@ -16,6 +16,7 @@ from mmrl.ops import metrics
 from mmrl.ops.objective import assign_credit, check_whole_groups, columns_before, loss_masks, training_rows
 from mmrl.ops.packing import offsets
 from mmrl.rollout.batch import batch_of, rollouts_of, weights_of
+from mmrl.step.mismatched import mismatched_logprobs
 from mmrl.system.clock import Clock
 from mmrl.token_columns import COLUMNS, POLICY, TokenColumn
 from mmrl.types import (
@@ -132,6 +133,7 @@ def learn(
     samples, needs = rollouts_of(groups), algorithm.needs()
     batch = batch_of(groups, settings.weights, settings.penalties) if batch is None else batch
     batch = _with_columns(batch, samples, needs.columns(settings.num_updates), learner)
+    batch = replace(batch, **mismatched_logprobs(batch, samples, needs, learner))
     yield Update("logprob")
     credit = assign_credit(algorithm, batch)
     masks = loss_masks(batch, credit)

@@ -425,3 +425,29 @@ def test_a_preference_is_golden_however_it_is_split(entry, case, dtype):
             close(result.metrics["preference/reward_rejected"], rewards[1].mean())
             close(result.metrics["preference/margin"], (rewards[0] - rewards[1]).mean())
             close(result.metrics["preference/accuracy"], (rewards[0] > rewards[1]).mean())
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("entry", entries("kto"))
+def test_kto_is_golden_however_it_is_split(entry, dtype):
+    """The vectors give sums over completions: each is halved over two tokens."""
+    policy, reference = (np.array(entry[key])[:, None].repeat(2, 1) / 2 for key in ("policy_logp", "ref_logp"))
+    batch = {
+        "group_ids": np.arange(len(policy))[::-1],
+        "rewards": entry["label"],
+        "response_mask": np.ones_like(policy),
+        "log_probs": policy,
+        "rollout_log_probs": np.zeros_like(policy),
+        "ref_log_probs": reference,
+        "mismatched_log_probs": entry["kl_policy_logp"],
+        "mismatched_ref_log_probs": entry["kl_ref_logp"],
+    }
+    expected, close = (
+        entry["expected"],
+        functools.partial(np.testing.assert_allclose, rtol=RTOL[dtype], atol=ATOL[dtype]),
+    )
+    for ranks, microbatches in [(1, 1), (2, 2), (1, 4)]:
+        result = replay("kto", batch, options=entry["params"], ranks=ranks, microbatches=microbatches, dtype=dtype)
+        close(result.metrics["preference/z0"], expected["z0"])
+        close(result.loss, expected["loss"])
+        close(result.grad_log_probs, np.array(expected["grad_policy_logp"])[:, None].repeat(2, 1))

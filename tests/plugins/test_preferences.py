@@ -10,11 +10,14 @@ import pytest
 import torch
 
 from mmrl.config.plugin_specs import PluginSpec
-from mmrl.errors import ConfigError
+from mmrl.errors import ConfigError, DataError
+from mmrl.interfaces import RunFacts
 from mmrl.ops import preference
 from mmrl.plugin_host import registry
 from mmrl.testing import check_algorithm, replay
 from mmrl_algorithms.dpo import DPO
+from mmrl_algorithms.kto import KTO
+from mmrl_algorithms.mpo import MPO
 from mmrl_algorithms.orpo import ORPO
 from mmrl_algorithms.simpo import SimPO
 
@@ -58,6 +61,8 @@ PAIR = rows([1, 0], [3, 3], [[-1.5, -1.0], [-0.25, -0.5, -0.75]])
         (DPO, {"nll": 0.5, "data": "sampled"}),
         (SimPO, {}),
         (ORPO, {"data": "sampled"}),
+        (KTO, {"lam_u": 1.5}),
+        (MPO, {}),
     ],
 )
 def test_algorithms_of_preferences_keep_the_rules(kind, options):
@@ -65,7 +70,7 @@ def test_algorithms_of_preferences_keep_the_rules(kind, options):
 
 
 def test_installed_names_are_these_classes():
-    for name, kind in {"dpo": DPO, "simpo": SimPO, "orpo": ORPO}.items():
+    for name, kind in {"dpo": DPO, "simpo": SimPO, "orpo": ORPO, "kto": KTO, "mpo": MPO}.items():
         assert type(registry.create("algorithm", PluginSpec(name=name))) is kind
 
 
@@ -165,7 +170,7 @@ def test_options_that_do_not_go_together_are_refused(options, message):
 
 
 def test_a_pair_without_a_reference_is_refused_by_name():
-    with pytest.raises(Exception, match="ref_log_probs"):
+    with pytest.raises(DataError, match="ref_log_probs"):
         replay(DPO, {key: values for key, values in PAIR.items() if key != "ref_log_probs"})
 
 
@@ -186,3 +191,98 @@ def test_a_certain_completion_has_bounded_odds():
     loss = preference.odds_ratio(certain, torch.tensor([-1.0, -1.0]))
     loss.sum().backward()
     assert torch.isfinite(loss).all() and torch.equal(certain.grad, torch.zeros(2))
+
+
+def mpo_loss(shift: float) -> float:
+    """Of ``PAIR``: beta x is -0.05 of the chosen and 0.15 of the rejected, the chosen's mean log-prob is -1.25."""
+    quality = -math.log(sigmoid(-0.05 - shift)) - math.log(sigmoid(shift - 0.15))
+    return -0.8 * math.log(sigmoid(-0.2)) + 0.2 * quality + 1.25
+
+
+def test_the_shift_of_mpo_is_the_mean_of_the_rewards_of_earlier_steps():
+    """The first step's mean is 0.05; the second has two pairs, with rewards of 0.05, 0, 0.05 and 0."""
+    algorithm = created(MPO)
+    first = replay(algorithm, PAIR)
+    assert first.loss == pytest.approx(mpo_loss(0.0)) and first.metrics["preference/reward_shift"] == 0
+    assert first.metrics["loss/nll"] == pytest.approx(1.25)
+    assert first.metrics["loss/preference"] == pytest.approx(-0.8 * math.log(sigmoid(-0.2)))
+    two = rows([1, 0, 1, 0], [1, 1, 2, 2], [[-0.5], [-1.0], [-0.5], [-1.0]])
+    second = replay(algorithm, two, microbatches=2)
+    assert second.metrics["preference/reward_shift"] == pytest.approx(0.05)
+    third = replay(algorithm, PAIR, ranks=2)
+    shift = (0.05 * 1 + 0.025 * 2) / 3
+    assert third.metrics["preference/reward_shift"] == pytest.approx(shift)
+    assert third.loss == pytest.approx(mpo_loss(shift))
+    again = created(MPO)
+    again.restore({"mean": shift, "pairs": 3})
+    assert replay(again, PAIR).loss == pytest.approx(third.loss)
+
+
+def test_a_step_without_pairs_leaves_the_shift_as_it_is():
+    algorithm = created(MPO)
+    replay(algorithm, PAIR)
+    state = dict(algorithm.state())
+    replay(algorithm, rows([1, 1], [1, 1], [[-0.5], [-1.0]]))
+    assert algorithm.state() == state != {} and created(MPO).state() == {}
+
+
+UNPAIRED = rows([1, 0, 1], [4, 2, 9], [[-0.5, -0.5], [-2.0], [-1.5]])
+"""The log-ratios are 1, -1 and -0.5."""
+
+
+def kto_loss(z0: float) -> float:
+    return (sigmoid(-0.1 * (1 - z0)) + 1.5 * sigmoid(0.1 * (-1 - z0)) + sigmoid(-0.1 * (-0.5 - z0))) / 3
+
+
+@pytest.mark.parametrize(
+    ("policy", "reference", "z0"),
+    [
+        ([-1.0, -2.0, -3.0], [-2.0, -3.0, -4.5], 3.5 / 3),
+        ([-1.0, math.nan, -3.0], [-2.0, math.nan, -4.5], 1.25),  # the second row has no partner
+        ([[-0.5, -0.5], [-2.0, math.nan], [-1.0, -2.0]], [[-1.0, -1.0], [-3.0, math.nan], [-4.0, -0.5]], 3.5 / 3),
+        ([-2.0, -2.0, -2.0], [-1.0, -1.0, -1.0], 0.0),  # a mean below 0
+        ([math.nan] * 3, [math.nan] * 3, 0.0),
+    ],
+)
+def test_z0_is_a_mean_over_the_rows_that_have_a_partner(policy, reference, z0):
+    batch = {**UNPAIRED, "mismatched_log_probs": policy, "mismatched_ref_log_probs": reference}
+    for ranks in (1, 2):
+        result = replay(KTO, batch, options={"lam_u": 1.5}, ranks=ranks)
+        assert result.metrics["preference/z0"] == pytest.approx(z0)
+        assert result.loss == pytest.approx(kto_loss(z0))
+    assert result.metrics["preference/reward_chosen"] == pytest.approx(0.025)
+    assert result.metrics["preference/reward_rejected"] == pytest.approx(-0.1)
+    assert result.metrics["preference/logprob_chosen"] == pytest.approx(-1.25)
+    assert result.metrics["preference/desirable_fraction"] == pytest.approx(2 / 3)
+
+
+def test_kto_learns_from_one_side_alone():
+    batch = {**UNPAIRED, "rewards": [1, 1, 1], "mismatched_log_probs": np.zeros(3)}
+    batch["mismatched_ref_log_probs"] = np.zeros(3)
+    result = replay(KTO, batch)
+    assert result.loss == pytest.approx((sigmoid(-0.1) + sigmoid(0.1) + sigmoid(0.05)) / 3)
+    assert "preference/reward_rejected" not in result.metrics
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mismatched_log_probs": None}, "the batch lacks mismatched_log_probs"),
+        ({"mismatched_ref_log_probs": None}, "the batch lacks mismatched_ref_log_probs"),
+        (
+            {"mismatched_log_probs": [0.0, 0.0]},
+            r"mismatched_log_probs has shape \(2,\), and not \(B,\) or \(B, T'\) with B = 3",
+        ),
+    ],
+)
+def test_mismatched_logprobs_that_do_not_fit_are_refused(changes, message):
+    batch = {**UNPAIRED, "mismatched_log_probs": np.zeros(3), "mismatched_ref_log_probs": np.zeros(3), **changes}
+    with pytest.raises(DataError, match=message):
+        replay(KTO, {key: values for key, values in batch.items() if values is not None})
+
+
+@pytest.mark.parametrize("kind", [KTO, MPO])
+def test_several_updates_on_a_batch_are_refused(kind):
+    run = RunFacts(group_size=1, prompts_per_step=8, max_new_tokens=16, updates_per_batch=2, rewards=())
+    with pytest.raises(ValueError, match=r"2 updates per batch.*set learner\.minibatches: 1 and learner\.epochs: 1"):
+        created(kind).check(run)

@@ -10,9 +10,11 @@ import pytest
 
 from mmrl.errors import RankLostError
 from mmrl.step.learn import LearnSettings, finished, learn
+from mmrl.step.mismatched import partners_of
 from mmrl.system.clock import Clock
-from mmrl.types import Rollout, RolloutGroup, ScoredGroup, Segment
+from mmrl.types import GIVEN, ImageRef, Rollout, RolloutGroup, ScoredGroup, Segment
 from mmrl_algorithms.grpo import GRPO
+from mmrl_algorithms.kto import KTO
 from tests.cluster.test_group import FakeRanks, group_of, prompt  # noqa: F401
 from tests.step.test_loop import FLOPS, FakeEngine, faulty
 
@@ -114,3 +116,66 @@ def test_a_rank_that_leaves_half_way_is_named_while_the_others_wait_for_it(algor
         finished(learning := learn(GROUPS, algorithm, learner, TWO), leave)
     assert next(learning, None) is None
     over.set()
+
+
+def given(name: str, *tokens: int, images: Any = ()) -> Rollout:
+    """A completion that the dataset gives."""
+    ids = np.array(tokens, np.int32)
+    segments = (Segment(ids, True, np.zeros(len(ids), np.float32)),) if tokens else ()
+    return Rollout(prompt(name, images=images), segments, 0, "", "stop", GIVEN)
+
+
+def test_a_partner_is_the_next_row_of_another_prompt_and_another_completion():
+    """Prompts are told apart by tokens and images, not by the row that they are from."""
+    red, blue = (ImageRef(name, 28, 28, "") for name in ("red", "blue"))
+    rows = [
+        given("a", 1, 2),
+        given("a", 3),  # the same prompt
+        given("b", 1, 2),  # the same completion as the first
+        given("c"),  # nothing to score
+        given("c", 4, images=[red]),
+        given("c", 5, images=[blue]),
+    ]
+    assert partners_of(rows) == [4, 2, 4, None, 5, 0]
+    assert partners_of(rows[:2]) == [None, None] and partners_of([]) == []
+    assert partners_of([rows[0], rows[2]]) == [None, None]
+
+
+class Graded(FakeEngine):
+    """A log-prob is minus the sum of the prompt's tokens over 1000, times the completion's token; twice that of the
+    reference."""
+
+    def score(self, samples: Any, *, way: str = "packed") -> Any:
+        self.verbs.append("logprobs")
+        return [-s.prompt.token_ids.sum() * s.token_ids.astype(np.float32) / 1000 for s in samples]
+
+    def _of_reference(self, samples: Any) -> Any:
+        self.verbs.append("reference_logprobs")
+        return [2 * values for values in Graded.score(Graded(None), samples)]
+
+
+def groups_of(*rollouts: Rollout) -> list[ScoredGroup]:
+    scores = [np.array([float(place % 2 == 0)]) for place in range(len(rollouts))]
+    return [
+        ScoredGroup(RolloutGroup(each.prompt, (each,)), score, np.ones(1, bool), {"score": score})
+        for each, score in zip(rollouts, scores, strict=True)
+    ]
+
+
+def test_each_prompt_is_scored_with_the_next_completion_by_both_networks():
+    algorithm = KTO(KTO.Config(beta=0.5))
+    engine = Graded(algorithm)
+    result = finished(
+        learn(groups_of(given("a", 1, 2), given("b", 3), given("c", 4)), algorithm, engine, LearnSettings())
+    )
+    a, b, c = (4 * ord(name) / 1000 for name in "abc")
+    assert result.credit.constants["z0"] == pytest.approx((a * 3 + b * 4 + c * 3) / 3)
+    assert result.metrics["preference/z0"] == result.credit.constants["z0"]
+    assert engine.verbs == ["reference_logprobs", "logprobs", "reference_logprobs", "update"]
+
+
+def test_without_a_partner_nothing_is_scored_and_z0_is_0():
+    algorithm = KTO(KTO.Config())
+    engine = Graded(algorithm)
+    result = finished(learn(groups_of(given("a", 1), given("a", 2)), algorithm, engine, LearnSettings()))
+    assert result.credit.constants["z0"] == 0 and engine.verbs == ["reference_logprobs", "update"]
