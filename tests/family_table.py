@@ -41,6 +41,9 @@ outcomes are renewed. All tests ran on a CPU, in float32, with tiny random model
 - **fallback**: a run goes another way, which the cell names.
 - **refused**: a run that asks for it ends with this line before its engines start.
 - **not proven**: no test of it has passed for this family so far.
+
+Any other `model_type` is refused by its name. One of them is `gemma4_unified` (Gemma 4 12B): it has no vision tower but
+projects patches of 48 pixels, which needs an image form of its own, and none of the proofs below has it yet.
 """
 
 

@@ -105,7 +105,9 @@ def changed(models, tmp_path) -> Callable[..., Path]:
     return copy
 
 
-@pytest.mark.parametrize("model_type", ["gpt2", "gemma3", "qwen2_moe", "qwen3_omni_moe", "qwen2_5_omni", "of_tomorrow"])
+@pytest.mark.parametrize(
+    "model_type", ["gpt2", "gemma3", "gemma4_unified", "qwen2_moe", "qwen3_omni_moe", "qwen2_5_omni", "of_tomorrow"]
+)
 def test_a_family_that_is_not_supported_is_refused_whether_transformers_knows_it_or_not(model_type, changed):
     with pytest.raises(ConfigError, match=f"'{model_type}' are not supported") as caught:
         ModelFolder.open(str(changed("llama", model_type=model_type)))
