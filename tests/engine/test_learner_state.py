@@ -489,7 +489,7 @@ def test_out_of_memory_where_no_microbatch_is_smaller_is_an_error_with_the_phase
         with pytest.raises(DeviceMemoryError, match=r"in log-probs: CUDA error: CUBLAS"):
             learner.network("policy").score(samples, way="single")
         handle.remove()
-        monkeypatch.setattr("mmrl.engine.network.plain_model.copy_weights", fail)
+        monkeypatch.setattr("mmrl.engine.network.plain_model.take_weights", fail)
         with pytest.raises(DeviceMemoryError, match="in the log-probs in a wider type: CUDA") as caught:
             learner.network("policy").score(samples[:1], way="wide")
         assert not caught.value.microbatches_help

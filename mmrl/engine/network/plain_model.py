@@ -14,18 +14,21 @@ from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.network.policy import Policy, empty_model
 from mmrl.engine.network.sizes import meta_model
 from mmrl.engine.network.vision import ImageInputs
+from mmrl.engine.network.widening import Widening
 from mmrl.ops.logprobs import token_logprobs
 from mmrl.ops.parity import WIDER
 from mmrl.types import FloatArray, ImageRef, Sample
 
 MEMORY_SHARE = 0.7
-"""Most of the device's free memory that weights in the wider type may take; a forward pass has the rest."""
+"""Most of the device's free memory that a copy of the weights may take; a forward pass has the rest."""
 
 
 class WidePass:
     """Log-probs as transformers alone computes them in a wider type: one sample at a time, no packing of ours.
 
-    The model is built for a call and dropped after it.
+    The model is built for a call and dropped after it. It holds the policy's own weights, and widens each where it
+    computes with it. Only what the policy does not hold whole (it is partitioned, has adapters or is kept in 4 bits) is
+    copied, in the run's type.
 
     Args:
         dtype: The run's type.
@@ -43,7 +46,7 @@ class WidePass:
         no room for it, or a kernel none for the type.
         """
         where = device.torch_device(self._kind)
-        model = self._room(where) if samples else None
+        model = self._empty() if samples and (policy.is_whole or self._fits()) else None
         has_room = torch.tensor(int(not samples or model is not None), device=where)
         torch.distributed.all_reduce(has_room, torch.distributed.ReduceOp.MIN)
         if not has_room:
@@ -53,26 +56,21 @@ class WidePass:
             for _ in weights:
                 pass
             return []
-        copy_weights(model, weights)
+        take_weights(model, weights, where)
         try:
-            return [self._of_one(model, policy, sample) for sample in samples]
+            with Widening(self._own, self._wider):
+                return [self._of_one(model, policy, sample) for sample in samples]
         except Exception:  # whatever a kernel raises: a run can do without this measure
             logging.getLogger(__name__).warning("no log-probs in %s", self._wider, exc_info=True)
             return []
 
-    def _room(self, where: str) -> Any:
-        """A model of the wider type without content, on the device; None if it has no room beside all that is there."""
-        if not self._fits():
-            return None
+    def _empty(self) -> Any:
+        """A model of the wider type whose weights are memory that nothing touches; None if there is none."""
         # The other implementations of experts have no kernel for float64.
         kernels = {"attn_implementation": "sdpa", "experts_implementation": "eager"}
         options = {"dtype": self._wider, "trust_remote_code": self._folder.trust_remote_code, **kernels}
-        cuda = [where] if where.startswith("cuda") else []
         try:
-            with (
-                torch.random.fork_rng(devices=cuda),
-                torch.device(where),
-            ):  # some layers draw numbers when they are made
+            with torch.random.fork_rng(devices=[]):  # some layers draw numbers when they are made
                 return empty_model(self._folder, options)
         except RuntimeError as error:
             if device.is_out_of_memory(error):
@@ -80,8 +78,8 @@ class WidePass:
             raise
 
     def _fits(self) -> bool:
-        """True if the device has room for the weights in the wider type, beside all that is there."""
-        needed = self._wider.itemsize * sum(each.numel() for each in meta_model(self._folder).parameters())
+        """True if the device has room for a copy of the weights in the run's type, beside all that is there."""
+        needed = self._own.itemsize * sum(each.numel() for each in meta_model(self._folder).parameters())
         return bool(needed <= MEMORY_SHARE * device.spare_memory_bytes(self._kind))
 
     def _of_one(self, model: Any, policy: Policy, sample: Sample) -> FloatArray:
@@ -130,3 +128,14 @@ def copy_weights(model: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> Non
     for name, weight in weights:
         own.pop(name).copy_(weight)
     assert not own, f"not sent: {sorted(own)}"
+
+
+def take_weights(model: Any, weights: Iterable[tuple[str, torch.Tensor]], where: str) -> None:
+    """Put all weights in the place of the model's own, by their state-dict names, and its buffers on the device."""
+    awaited = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for name, weight in weights:
+        awaited.remove(name)
+        module, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(module), leaf, torch.nn.Parameter(weight.to(where), requires_grad=False))
+    assert not awaited, f"not sent: {sorted(awaited)}"
+    model.to(where)

@@ -110,6 +110,12 @@ class Policy(torch.nn.Module):
         """The model that is adapted."""
         return adapters.switched_off(self.adapted)
 
+    @property
+    def is_whole(self) -> bool:
+        """True if ``named_weights`` yields the weights themselves, in their type, and no copies."""
+        packed = quantization.packed_layers(self.model)
+        return not self.adapted and not any(map(_is_partitioned, self.parameters())) and not any(packed)
+
     def named_weights(
         self, dtype: torch.dtype, *, tied: bool = True, kept: Kept | None = None
     ) -> Generator[tuple[str, torch.Tensor]]:
