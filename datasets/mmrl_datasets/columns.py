@@ -61,7 +61,9 @@ class Columns:
         return {role: column for role, column in found.items() if column}
 
 
-def choose_columns(rows: Rows, named: Mapping[str, str | None], where: str, *, asks: bool = True) -> Columns:
+def choose_columns(
+    rows: Rows, named: Mapping[str, str | None], where: str, *, asks: bool = True, added: Sequence[str] = ()
+) -> Columns:
     """The columns of a table by role.
 
     Args:
@@ -69,11 +71,12 @@ def choose_columns(rows: Rows, named: Mapping[str, str | None], where: str, *, a
         named: The user's choice for each role: a column, "" for none, or None for the first of ``ALIASES``.
         where: The dataset, for messages.
         asks: False if the columns of the table are known, so that none has to be told of.
+        added: Columns that are put into each row after it was read.
 
     Raises:
         DataError: A column that is needed or named is missing, several fit, or pictures would not be used.
     """
-    return _Chooser(Names(rows, named, where), asks).choose()
+    return _Chooser(Names(rows, named, where, added), asks).choose()
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,10 +70,12 @@ class Names:
         rows: The table.
         named: The user's choice for each role: a column, "" for none, or None for the first of ``ALIASES``.
         where: The dataset, for messages.
+        added: Columns that are put into each row after it was read.
     """
 
-    def __init__(self, rows: Rows, named: Mapping[str, str | None], where: str) -> None:
+    def __init__(self, rows: Rows, named: Mapping[str, str | None], where: str, added: Sequence[str] = ()) -> None:
         self.rows, self.named, self.where = rows, named, where
+        self._added = frozenset(added)
         self._first: list[Mapping[str, Any]] | None = None
         # A column that is named for one role is a candidate for no other.
         self.taken = {column: role for role, column in named.items() if column}
@@ -114,7 +116,7 @@ class Names:
 
     def exists(self, column: str) -> bool:
         """True if there is such a column, field of a struct, or row of numbered columns."""
-        if column in self.rows.columns:
+        if column in self.rows.columns or column in self._added:
             return True
         if column.endswith(NUMBERED):
             return bool(self.numbered(column))
@@ -134,7 +136,9 @@ class Names:
         return tuple(found[number] for number in sorted(found))
 
     def cells(self, column: str) -> list[Any]:
-        """Some cells of a column, or of a field, that hold something."""
+        """Some cells of a column, or of a field, that hold something; none of one that is added later."""
+        if column in self._added:
+            return []
         root = column if column in self.rows.columns else column.partition(".")[0]
         return [lookup({root: cell}, column) for _, cell in self.rows.glance([root])[root]]
 

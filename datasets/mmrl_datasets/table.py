@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from mmrl.data.templates import PromptTemplate
 from mmrl.errors import DataError
@@ -31,6 +31,8 @@ class Table(DatasetLoader):
     """Prompts from a table, one row each, read when they are asked for."""
 
     reads_rows = True
+    added: ClassVar[tuple[str, ...]] = ()
+    """Columns that ``adapt`` puts into each row and that the table does not have."""
 
     class Config(TableOptions):
         """All options; a recipe has other defaults."""
@@ -53,7 +55,7 @@ class Table(DatasetLoader):
         config = self.config
         split, rows = open_rows(config.path, config.split, config.subset, config.revision)
         named = {role: getattr(config, role) for role in ALIASES}
-        columns = choose_columns(rows, named, config.path, asks=type(self) is Table)
+        columns = choose_columns(rows, named, config.path, asks=type(self) is Table, added=self.added)
         reader = RowReader(config, columns, split, _image_folders(config), self.adapt)
         self._rows, self._notes = rows, columns.notes
         prompts = self._prompts = TableRows(rows, reader, config.limit)

@@ -51,7 +51,8 @@ class Dataset:
     def _about(self) -> dict[str, str]:
         about = dict[str, str]()
         if (facts := self._loader.facts) is not None:
-            about |= {"dataset": f"{facts.origin}, licence {facts.licence}", "rewards": ", ".join(facts.reward)}
+            about |= {"dataset": f"{facts.origin}, licence {facts.licence}"}
+            about |= {"rewards": ", ".join(facts.reward)} if facts.reward else {}
             about |= {"note": facts.notes} if facts.notes else {}
         with plugin_errors(self._loader, "describe"):
             return about | {str(name): str(value) for name, value in self._loader.describe().items()}

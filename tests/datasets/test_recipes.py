@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import json
 import re
 import tomllib
 from dataclasses import replace
@@ -56,6 +57,96 @@ MMMU_ROW = {
     "explanation": "", **{f"image_{i}": picture(i) if i < 3 else None for i in range(1, 8)}, "img_type": "['Diagrams']",
     "answer": "B", "topic_difficulty": "Easy", "question_type": "multiple-choice", "subfield": "Geometry",
 }  # fmt: skip
+TWO = {"chosen": "A red hat.", "rejected": "A blue hat."}
+TAGS = {"ds_name": "RLAIF-V", "origin_dataset": "COCO", "origin_split": "{}", "idx": "0", "image_path": "a/0.jpg"}
+
+
+def graded(*ratings: str) -> dict[str, Any]:
+    aspects = ("Helpfulness", "Ethical Considerations", "Visual Faithfulness")
+    return {name: {"Rating": each, "Rationale": "So."} for name, each in zip(aspects, ratings, strict=True)}
+
+
+def talk(answer: str) -> list[dict[str, str]]:
+    asked = [("user", "Hi."), ("assistant", "Hello."), ("user", "Which hat?"), ("assistant", answer)]
+    return [{"role": role, "content": content} for role, content in asked]
+
+
+def told(answer: str) -> str:
+    return f"\n\nHuman: Hi.\n\nAssistant: Hello.\n\nHuman: Which hat?\n\nAssistant: {answer}"
+
+
+BENCH = {"ID": "pairs-1", "Category": "safety", "Dataset": "PAIRS", "Image": "a.png", "Text": "Which hat?"}
+COMPARED: dict[str, list[dict[str, Any]]] = {
+    "rlaif_v": [{**TAGS, "image": picture(), "question": "Which hat?", **TWO}],
+    "rlhf_v": [{**TAGS, "image": picture(), "text": json.dumps({"question": "Which hat?", **TWO})}],
+    "rlhf_v_sharegpt": [
+        {
+            "conversations": [{"from": "human", "value": "<image>Which hat?"}],
+            "chosen": {"from": "gpt", "value": TWO["chosen"]},
+            "rejected": {"from": "gpt", "value": TWO["rejected"]},
+            "images": [picture()],
+        }
+    ],
+    "vlfeedback": [
+        {
+            "id": "svit-1",
+            "prompt": "Which hat?",
+            "models": ["a", "b", "c", "d"],
+            "completions": {
+                "annotations": [graded("5", "5", "4"), graded("2", "5", "N/A"), graded("2", "5", "3"), graded(*"///")],
+                "model": ["a", "b", "c", "d"],
+                "response": ["A red hat.", "A blue hat.", "A hat.", "No."],
+            },
+            "img_path": "a.png",
+        }
+    ],
+    "trl_rlaif_v": [
+        {
+            "images": [picture()],
+            "prompt": [
+                {"role": "user", "content": [{"type": "image", "text": None}, {"type": "text", "text": "Which hat?"}]}
+            ],
+            **{
+                name: [{"role": "assistant", "content": [{"type": "text", "text": text}]}] for name, text in TWO.items()
+            },
+        }
+    ],
+    "ultrafeedback": [
+        {
+            "prompt": "Which hat?",
+            "prompt_id": "1",
+            "chosen": talk(TWO["chosen"]),
+            "rejected": talk(TWO["rejected"]),
+            "messages": talk(TWO["chosen"]),
+            "score_chosen": 8.5,
+            "score_rejected": 8.5,
+        }
+    ],
+    "hh_rlhf": [{name: told(text) for name, text in TWO.items()}],
+    "vl_rewardbench": [
+        {
+            "id": "1",
+            "query": "Which hat?",
+            "response": ["A blue hat.", "A red hat."],
+            "image": picture(),
+            "human_ranking": [1, 0],
+            "models": ["a", "b"],
+            "judge": "",
+            "rationale": None,
+            "query_source": "WildVision",
+            "ground_truth": None,
+        }
+    ],
+    "multimodal_rewardbench": [
+        {**BENCH, "Output1": "A blue hat.", "Output2": "A red hat.", "Better": "Output2"},
+        {**BENCH, "Output1": "A red hat.", "Output2": "A blue hat.", "Better": "Output1"},
+    ],
+}
+PAIR = [("A red hat.", 1.0), ("A blue hat.", 0.0)]
+SCORES: dict[str, list[tuple[str, float | None]]] = dict.fromkeys(COMPARED, PAIR) | {
+    "vlfeedback": [("A red hat.", 14 / 3), ("A blue hat.", 3.5), ("A hat.", 10 / 3), ("No.", None)],
+    "vl_rewardbench": PAIR[::-1],
+}
 ROWS: dict[str, list[dict[str, Any]]] = {
     "geometry3k": [
         {"images": [picture(mode="RGBA")], "problem": "<image>Find x.", "answer": "2 \\sqrt { 221 }"},
@@ -113,19 +204,21 @@ ROWS: dict[str, list[dict[str, Any]]] = {
 
 def load(name: str, folder: Path, **options: Any) -> list[Prompt]:
     loader = recipe(name)
-    split = loader.Config().split  # type: ignore[call-arg]
-    pq.write_table(pa.Table.from_pylist(ROWS[name]), folder / f"{split}-00000-of-00001.parquet")
+    split = loader.Config().split or "all_data"  # type: ignore[call-arg]
+    rows = (ROWS | COMPARED)[name]
+    pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}-00000-of-00001.parquet")
     check_dataset(loader, options={"path": str(folder), **options})
     return list(loader(loader.Config(path=str(folder), **options)).load())
 
 
 def test_every_recipe_has_its_rows_here_and_its_facts() -> None:
-    assert set(RECIPES) == set(ROWS)
+    assert set(RECIPES) == set(ROWS) | set(COMPARED)
     modules = {path.stem for path in (ROOT / "datasets/mmrl_datasets/recipes").glob("[a-z]*.py")}
     assert modules == {RECIPES[name].partition(":")[0].rpartition(".")[2] for name in RECIPES}
     for name in RECIPES:
         facts = recipe(name).facts
-        assert facts is not None and facts.reward and facts.origin == recipe(name).Config().path, name  # type: ignore[call-arg]
+        assert facts is not None and bool(facts.reward) == (name in ROWS)
+        assert facts.origin == recipe(name).Config().path, name  # type: ignore[call-arg]
 
 
 def rewards(name: str) -> list[RewardSpec]:
@@ -205,6 +298,66 @@ def test_recipes_keep_what_rewards_and_algorithms_need(tmp_path: Path) -> None:
     assert [image.data for image in subject[0].images] == [picture(1)["bytes"], picture(2)["bytes"]]
 
 
+@pytest.mark.parametrize("name", COMPARED)
+def test_a_recipe_reads_answers_to_compare_without_any_option(name: str, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(picture()["bytes"])
+    for prompt in load(name, tmp_path):
+        found = [(each.text, each.score) for each in prompt.candidates]
+        assert [text for text, _ in found] == [text for text, _ in SCORES[name]]
+        assert [score for _, score in found] == pytest.approx([score for _, score in SCORES[name]])
+        has_image = name not in ("ultrafeedback", "hh_rlhf")
+        assert [each.content for each in prompt.messages] == (
+            ["<image>Which hat?"] if has_image else ["Hi.", "Hello.", "Which hat?"]
+        )
+        assert len(prompt.images) == has_image and prompt.answer in (None, "A red hat.")
+
+
+def test_a_column_of_each_answers_fields_and_a_list_of_answers_are_read_alike(tmp_path: Path) -> None:
+    [row] = COMPARED["vlfeedback"]
+    fields = row["completions"]
+    listed = [dict(zip(fields, each, strict=True)) for each in zip(*fields.values(), strict=True)]
+    (tmp_path / "a.png").write_bytes(picture()["bytes"])
+    (tmp_path / "train.jsonl").write_text(
+        "".join(json.dumps(row | {"completions": c}) + "\n" for c in (fields, listed))
+    )
+    one, two = recipe("vlfeedback")(recipe("vlfeedback").Config(path=str(tmp_path))).load()
+    assert one.candidates == two.candidates and len(one.candidates) == 4
+
+
+BAD = [
+    ("rlhf_v", {"text": "{"}, "no JSON", "'text'"),
+    ("rlhf_v", {"text": "[]"}, "no JSON object", "'text'"),
+    ("rlhf_v", {"text": '{"question": "?", "chosen": "a"}'}, "has no rejected", "'text'"),
+    ("vlfeedback", {"completions": None}, "no answers with annotations", "'completions'"),
+    ("vlfeedback", {"completions": {"annotations": [{}] * 4, "response": list("abcd")}}, "no grade", "'completions'"),
+    ("hh_rlhf", {"rejected": "Which hat?"}, "no transcript", "'rejected'"),
+    ("hh_rlhf", {"rejected": told("")}, "answer is empty", "'rejected'"),
+    ("vl_rewardbench", {"human_ranking": [0, 0]}, "The ranks are", "'human_ranking'"),
+    ("multimodal_rewardbench", {"Better": "Output3"}, "is 'Output3'", "'Better'"),
+    ("multimodal_rewardbench", {"Output1": None}, "The answer is null", "'rejected'"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "message", "column"), BAD)
+def test_a_row_of_another_layout_is_an_error_of_row_and_column(
+    name: str, change: dict[str, Any], message: str, column: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.png").write_bytes(picture()["bytes"])
+    rows = [{key: value for key, value in COMPARED[name][0].items() if key != "image"} | each for each in ({}, change)]
+    (tmp_path / f"{recipe(name).Config().split or 'all'}.json").write_text(json.dumps(rows))  # type: ignore[call-arg]
+    loader = recipe(name)
+    with pytest.raises(DataError, match=message) as caught:
+        loader(loader.Config(path=str(tmp_path), images="")).load()[1]
+    assert "row 1" in caught.value.where and column in caught.value.where
+
+
+def test_a_benchmark_that_is_on_no_hub_asks_for_a_copy() -> None:
+    loader = recipe("multimodal_rewardbench")
+    with pytest.raises(DataError, match="no copy is named") as caught:
+        loader(loader.Config()).load()  # type: ignore[call-arg]
+    assert "path" in caught.value.remedy
+
+
 def test_options_of_a_recipe_may_be_overridden(tmp_path: Path) -> None:
     [prompt] = load("multimodal_open_r1_8k_verified", tmp_path, prompt="original_question", answer="original_answer")
     assert (prompt.messages[0].content, prompt.answer) == ("<image>Find x?", "8")
@@ -237,5 +390,6 @@ def test_the_page_and_the_recipes_agree() -> None:
         assert facts is not None
         counts = ", ".join(f"{split} {count:,}" for split, count in facts.rows.items()) or "not stated"
         rewards = ", ".join(f"`{reward}`" for reward in facts.reward)
-        assert f"| `{name}` | {facts.origin} | {facts.licence} | {counts} | {rewards} |" in lines
+        start = f"| `{name}` | {facts.origin} | {facts.licence} | {counts} | "
+        assert f"{start}{rewards} |" in lines if rewards else any(line.startswith(start) for line in lines)
     assert page.count("\n| `") == len(RECIPES) + len(ALIASES) + 6  # images and answers have three such lines each
