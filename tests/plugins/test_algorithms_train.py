@@ -24,8 +24,9 @@ from tests.faults.runs import rollouts
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["mmrl.algorithms"]
-ALGORITHMS = sorted(PLUGINS.keys() - {"sft", "gigpo"})
-"""Those that learn from completions; ``gigpo`` needs episodes."""
+PAIRS = ["dpo", "mpo", "orpo", "simpo"]
+ALGORITHMS = sorted(PLUGINS.keys() - {"sft", "gigpo", "kto", *PAIRS})
+"""Those that learn from completions with rewards; ``gigpo`` needs episodes, ``kto`` labels."""
 ENVIRONMENT = '''\
 from mmrl import Environment, Observation
 
@@ -148,6 +149,30 @@ def test_an_algorithm_trains(name, train, models, compare, documented):
         assert abs(run.steps[1]["kl/reference"]) > 1e-4  # the policy has left the reference, which stays
     assert {key for key, weight in before.items() if np.array_equal(weight, after[key])} == set()
     assert all(np.isfinite(weight).all() for weight in after.values())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=pytest.mark.full) for each in PAIRS[:2]]
+    + [pytest.param(each, marks=pytest.mark.slow) for each in PAIRS[2:]],
+)
+def test_sampled_pairs_train(name, train, models, documented, capsys):
+    target = PLUGINS[name]
+    run = train(f"import:{target}", "algorithm.data=sampled", "learner.minibatches=1")
+    before, after = load_file(models("qwen2_5_vl") / "model.safetensors"), run.weights()
+    for number, step in enumerate(run.steps, start=1):
+        assert [key for key, value in step.items() if value is None or not math.isfinite(value)] == []
+        assert [key for key in step if not documented.fullmatch(key)] == ["step", "attempt", "time"]
+        assert step["policy/grad_norm"] > 0 and step["preference/length_chosen"] > 0
+        groups: dict[str, list[Any]] = {}
+        for record in run.rollouts(number):
+            groups.setdefault(record["prompt_id"], []).append(record)
+        of_pairs = [[e["reward"] for e in own if e["learner_logprobs"]] for own in groups.values()]
+        assert {tuple(sorted(rewards)) for rewards in of_pairs} <= {(), (0.0, 1.0)}
+        assert sum(not rewards for rewards in of_pairs) == step["preference/ties"] < 4
+    assert {key for key, weight in before.items() if np.array_equal(weight, after[key])} == set()
+    capsys.readouterr()
+    assert main(["replay", str(run.path)]) == 0
 
 
 @pytest.mark.full

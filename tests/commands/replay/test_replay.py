@@ -32,10 +32,9 @@ from tests.faults.runs import REWARDS, Runs, fake, records, rollouts
 KL = {"kl": {"coef": 0.1, "target": 0.05, "horizon": 10.0}}
 EARLY = [{"name": f"{REWARDS}:early"}]
 TWICE = {"learner": {"lr": 1e-2, "minibatches": 2, "epochs": 2}}
-ALGORITHMS = sorted(
-    {entry.name for entry in entry_points(group="mmrl.algorithms")} - {"sft", "gigpo", "papo", "noisy_rollout"}
-)
-"""Those that learn from completions of texts."""
+OTHERS = {"sft", "gigpo", "papo", "noisy_rollout", "dpo", "kto", "mpo", "orpo", "simpo"}
+ALGORITHMS = sorted({entry.name for entry in entry_points(group="mmrl.algorithms")} - OTHERS)
+"""Those that learn from completions of texts, each with a reward."""
 PARTS = ("rewards", "selection", "advantages", "updates", "metrics", "loss", "log-probs")
 
 
@@ -126,6 +125,16 @@ def trained(runs: Runs, replay: Any, name: str, steps: int = 2, **sections: Any)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_replay_of_any_algorithm_finds_no_difference(name, runs: Runs, replay):
     trained(runs, replay, f"of-{name}", algorithm={"name": name})
+
+
+@pytest.mark.parametrize("target", ["dpo:DPO", "mpo:MPO", pytest.param("simpo:SimPO", marks=pytest.mark.full)])
+def test_a_replay_of_sampled_pairs_finds_no_difference(target, runs: Runs, replay):
+    algorithm = {"name": f"import:mmrl_algorithms.{target}", "data": "sampled"}
+    run = trained(runs, replay, f"of-{target.partition(':')[0]}", 4, algorithm=algorithm, learner={"lr": 1e-1})
+    step = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][-1]
+    assert 0 <= step["preference/accuracy"] <= 1 and step["preference/logprob_chosen"] < 0
+    if target == "mpo:MPO":
+        assert step["preference/reward_shift"] != 0  # the algorithm's state matters
 
 
 STEERED: list[tuple[dict[str, Any], dict[str, Any]]] = [
