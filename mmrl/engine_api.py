@@ -300,6 +300,22 @@ class PromptEncoder(Protocol):
         """
         ...
 
+    def rendered(self, prompt: Prompt) -> EncodedPrompt:
+        """The prompt's text and the sizes of its images, without tokens and pixels.
+
+        Raises:
+            DataError: As ``num_tokens``.
+        """
+        ...
+
+    def given(self, prompt: EncodedPrompt) -> tuple[Sample, ...]:
+        """The prompt with each of its row's candidates as completion, an end-of-sequence token appended.
+
+        Raises:
+            DataError: A candidate cannot be learned.
+        """
+        ...
+
     def blanked(self, prompt: EncodedPrompt) -> EncodedPrompt:
         """The prompt with blank images of the same sizes, also where an environment is given those of the dataset."""
         ...

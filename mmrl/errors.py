@@ -74,6 +74,10 @@ class DataError(MMRLError):
     exit_code = 3
 
 
+class UselessRow(DataError):
+    """A row from which an algorithm can learn nothing; it is left out and counted, and is no bad row."""
+
+
 class HubError(DataError):
     """A model or dataset that is not here, and that a hub does not give because it is unknown, gated or damaged."""
 

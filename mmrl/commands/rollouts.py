@@ -100,7 +100,9 @@ def _learned(record: Mapping[str, Any]) -> list[str]:
 def _lines(record: Mapping[str, Any], step: int | None) -> Iterator[str]:
     """A rollout for a person."""
     place = "" if step is None else f"step {step}, "
-    kind = "demonstration" if record["weight_version"] == GIVEN else f"rollout {record['index']}"
+    score = record["rewards"].get("score")  # of a candidate; a demonstration has none
+    given = "demonstration" if score is None else f"candidate {record['index']} of score {_number(score)}"
+    kind = given if record["weight_version"] == GIVEN else f"rollout {record['index']}"
     member = "greedy" if record["greedy"] else kind
     episode, learned = record.get("episode"), _learned(record)
     turns = len(episode or learned)

@@ -375,9 +375,6 @@ class Config(Section):
 
     def _of_evaluation(self) -> Iterator[Contradiction]:
         data, trainer = self.data, self.trainer
-        if data.eval and not self.rewards and self.environment is None:
-            remedy = "add to rewards, or set data.eval: null"
-            yield Contradiction(("data.eval", "rewards"), "evaluation needs at least one reward", remedy)
         labels = [reward.metric for reward in self.rewards]
         judges = {"trainer.eval_metric": trainer.eval_metric, **own_judges(data.evaluated)}
         for key, judge in judges.items():

@@ -18,7 +18,7 @@ from mmrl.data.bad_rows import BadRows, OnBadRow, listed
 from mmrl.data.order import Order, PromptOrder, WeightedOrder
 from mmrl.data.templates import PromptTemplate
 from mmrl.engine_api import PromptEncoder
-from mmrl.errors import DataError, HubError, plugin_errors, plural
+from mmrl.errors import DataError, HubError, UselessRow, plugin_errors, plural
 from mmrl.types import IMAGE_PLACEHOLDER, Message, Prompt
 
 OVERLONG = "longer than data.max_prompt_tokens"
@@ -74,7 +74,8 @@ class PromptSource:
         on_bad_row: ``drop`` or ``fail`` for rows that cannot be used.
         max_bad_rows: Share of such rows above which a dataset is refused.
         max_images: Most images of a row that can be used; None is any number.
-        imitates: True if a row without a completion to imitate, or with an empty one, cannot be used.
+        check: Called with each row; raises DataError for one that cannot be used, and UselessRow for one that is left
+            out for another reason.
         reads_images: True if the model does, so that places of images are told which have none, and are text.
         name: The config section, for messages.
         progress: Told of the rows that were measured.
@@ -82,6 +83,7 @@ class PromptSource:
     Attributes:
         lengths: Tokens of each prompt that was kept.
         overlong_lengths: Tokens of each one that was too long.
+        useless: Rows from which nothing can be learned though they are right, by cause.
         sources: Rows of each source among those that were kept.
         max_images: Most images in one of them.
         without_image: For each dataset, ids of those that have no image.
@@ -108,7 +110,7 @@ class PromptSource:
         on_bad_row: OnBadRow = "drop",
         max_bad_rows: float = 0.01,
         max_images: int | None = None,
-        imitates: bool = False,
+        check: Callable[[Prompt], object] = lambda prompt: None,
         reads_images: bool = False,
         name: str = "data.train",
         progress: Progress = lambda phase, done, total: None,
@@ -118,7 +120,7 @@ class PromptSource:
         self._starts = [0, *accumulate(len(each.rows) for each in self._datasets)]
         self._sizes = [0] * len(self._datasets)
         self._encoder, self._limit, self._most_images = encoder, max_prompt_tokens, max_images
-        self._overlong, self._progress, self._imitates = overlong, progress, imitates
+        self._overlong, self._progress, self._check = overlong, progress, check
         self._system_prompt, self._reads_images = system_prompt, reads_images
         self._template = None if prompt_template is None else PromptTemplate(prompt_template, "data.prompt_template")
         self._on_bad_row, self._max_bad_rows = on_bad_row, max_bad_rows
@@ -127,6 +129,7 @@ class PromptSource:
         self.dropped: list[tuple[str, str]] = []
         self.lengths: list[int] = []
         self.overlong_lengths: list[int] = []
+        self.useless: Counter[str] = Counter()
         self.sources: Counter[str] = Counter()
         self.max_images = 0
         self.without_image: list[list[str]] = [[] for _ in self._datasets]
@@ -167,7 +170,7 @@ class PromptSource:
     def causes(self) -> Counter[str]:
         """Rows that were dropped, by cause."""
         overlong = Counter({OVERLONG: len(self.overlong_lengths)} if self.overlong_lengths else {})
-        return sum((bad.causes for bad in self._bad), overlong)
+        return sum((bad.causes for bad in self._bad), overlong + self.useless)
 
     @property
     def shares(self) -> list[tuple[str, int, float]]:
@@ -308,6 +311,10 @@ class PromptSource:
             return prompt, make(self._prepare(prompt))
         except HubError:  # no row's fault
             raise
+        except UselessRow as error:
+            self.useless[error.what] += 1
+            self._drop(number, name, error.what)
+            return None
         except DataError as error:
             self._drop(number, name, self._bad[dataset].add(name, error))
             return None
@@ -324,12 +331,7 @@ class PromptSource:
                 where=prompt.id,
                 remedy="raise data.max_images",
             )
-        if self._imitates and not (prompt.demonstration or "").strip():
-            raise DataError(
-                f"The row has {'no' if prompt.demonstration is None else 'an empty'} demonstration to learn from",
-                where=prompt.id,
-                remedy="name the column that holds the completions, or choose an algorithm that samples",
-            )
+        self._check(prompt)
         return self._encoder.num_tokens(prompt)
 
     def _select(self, dataset: int, seen: set[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from mmrl.config.sections import Config
 from mmrl.errors import ResourceError
 from mmrl.ops.time_left import times_due
-from mmrl.step.gather import Source
+from mmrl.step.source import Source
 from mmrl.system.report import rows
 
 _RECORD_BYTES_PER_TOKEN = 24

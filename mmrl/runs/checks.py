@@ -10,6 +10,7 @@ from mmrl.data.prompts import PromptSource
 from mmrl.errors import ConfigError
 from mmrl.interfaces import Algorithm, Needs, View
 from mmrl.interfaces.views import members_of_views, try_views
+from mmrl.step.source import Source
 
 if TYPE_CHECKING:
     from mmrl.engine.network.folder import ModelFolder
@@ -31,25 +32,41 @@ def check_rollouts(config: Config, needs: Needs) -> None:
         )
 
 
-def check_demonstrations(config: Config) -> None:
-    """See that the config suits completions of the dataset."""
+def check_given(config: Config, needs: Needs, what: str) -> None:
+    """See that the config suits completions of the dataset.
+
+    Args:
+        what: The noun for these.
+    """
     if config.sampler.temperature != 1.0:
         raise ConfigError(
-            "demonstrations are learned at temperature 1",
+            f"{what} are learned at temperature 1",
             where=f"sampler.temperature: {config.sampler.temperature}",
             remedy="remove sampler.temperature",
         )
     if config.learner.routing != "own":
         raise ConfigError(
-            "demonstrations are not sampled, so there are no sampler's experts to compare or to replay",
+            f"{what} are not sampled, so there are no sampler's experts to compare or to replay",
             where=f"learner.routing: {config.learner.routing}",
             remedy="remove learner.routing",
         )
     if config.learner.minibatches > config.trainer.prompts_per_step:
         raise ConfigError(
-            f"learner.minibatches is {config.learner.minibatches}, but a step has fewer demonstrations",
+            f"learner.minibatches is {config.learner.minibatches}, but a step has fewer "
+            f"{'groups' if needs.whole_groups else what}",
             where=f"trainer.prompts_per_step: {config.trainer.prompts_per_step}",
             remedy="lower learner.minibatches",
+        )
+
+
+def check_judged(config: Config, source: type[Source]) -> None:
+    """See that evaluations can tell right from wrong."""
+    scores = config.rewards or config.environment is not None or source.evaluates_given(config)
+    if config.data.eval and not scores:
+        raise ConfigError(
+            "evaluation needs at least one reward",
+            where="data.eval, rewards",
+            remedy="add to rewards, or set data.eval: null",
         )
 
 

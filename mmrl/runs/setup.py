@@ -23,7 +23,8 @@ from mmrl.runs import checks
 from mmrl.runs.dataset import Dataset
 from mmrl.runs.environment import checked_facts
 from mmrl.runs.resumption import DATA, MODEL, model_fingerprint, template_fingerprint
-from mmrl.step.gather import SOURCES, Source
+from mmrl.step.gather import SOURCES
+from mmrl.step.source import Source
 from mmrl.system.report import rows
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from mmrl.engine.network.folder import ModelFolder
     from mmrl.engine.spec import EngineSpec
     from mmrl.engine.text.encoding import Encoder
+    from mmrl.types import Prompt
 
 
 class RunSetup:
@@ -76,10 +78,11 @@ class RunSetup:
         needs = served_needs(algorithm)
         with plugin_errors(algorithm, "aggregation"):
             _ = algorithm.aggregation
-        if SOURCES[algorithm.source].samples:
+        if (source := SOURCES[algorithm.source]).samples:
             checks.check_rollouts(self.config, needs)
         else:
-            checks.check_demonstrations(self.config)
+            checks.check_given(self.config, needs, source.texts)
+        checks.check_judged(self.config, source)
         checks.check_views(self.config, algorithm, needs.views)
         return algorithm
 
@@ -205,7 +208,8 @@ class RunSetup:
     def evaluations(self) -> Mapping[str, PromptSource]:
         """The prompts of each evaluation set, by its name."""
         sets = self.config.evaluations
-        return {name: self._source((each.spec,), each.key, scored=True) for name, each in sets.items()}
+        scored = not self.step_source.evaluates_given(self.config)
+        return {name: self._source((each.spec,), each.key, scored=scored) for name, each in sets.items()}
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
@@ -219,7 +223,8 @@ class RunSetup:
     @property
     def with_sampler(self) -> bool:
         """True if anything is sampled."""
-        return self.step_source.samples or self.config.data.eval is not None
+        source = self.step_source
+        return source.samples or (self.config.data.eval is not None and not source.evaluates_given(self.config))
 
     @property
     def reading(self) -> str:
@@ -294,6 +299,7 @@ class RunSetup:
         keys = [name, *(f"data.mix.{index}" for index in range(len(specs) - 1))]
         loaded = [self._load(key, spec) for key, spec in zip(keys, specs, strict=True)]
         kind = PromptSource if name != "data.train" else self._kind(sum(len(each.rows) for each in loaded))
+        given = name == "data.train" or self.step_source.evaluates_given(self.config)
         source = kind(
             [
                 DatasetRows(
@@ -313,7 +319,7 @@ class RunSetup:
             on_bad_row=data.on_bad_row,
             max_bad_rows=data.max_bad_rows,
             max_images=data.max_images,
-            imitates=name == "data.train" and not self.step_source.samples,
+            check=self._check_row if given else lambda prompt: None,
             reads_images=self.folder.family.vision,
             name=name,
             progress=self._progress,
@@ -322,6 +328,10 @@ class RunSetup:
         if scored:
             checks.check_scored(self.config, source)
         return source
+
+    def _check_row(self, prompt: Prompt) -> None:
+        """See that the algorithm can learn from a training row."""
+        self.step_source.check_row(prompt, self.config, self.algorithm.needs(), self.encoder)
 
     def _kind(self, num_rows: int) -> type[PromptSource]:
         """The way to read so many training rows."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -74,12 +74,17 @@ class Evaluator:
         """
         values = dict[str, float]()
         for name, how in self._config.evaluations.items():
-            found = self._collector.evaluate(self._prompts(name), how)
+            prompts = self._prompts(name)
+            found = self._judged(prompts, how)
             self._record(step, found, name, blank=False)
             values |= _renamed(found.metrics, name, "eval")
             if self._config.trainer.blanks(step):
-                values |= _renamed(self._with_blank_images(step, how, found.groups), name, "eval_blank")
+                values |= _renamed(self._with_blank_images(step, how, prompts, found.groups), name, "eval_blank")
         return values
+
+    def _judged(self, prompts: Sequence[EncodedPrompt], how: EvaluationSet) -> Evaluation:
+        """Completions of prompts and their scores."""
+        return self._collector.evaluate(prompts, how)
 
     def _prompts(self, name: str) -> Sequence[EncodedPrompt]:
         """The prompts of a set, which are kept for the next evaluation if they are few."""
@@ -94,7 +99,9 @@ class Evaluator:
         groups = [not_trained_on(group) for group in found.groups]
         self._recorder.evaluation(step, groups, name=name, blank=blank)
 
-    def _with_blank_images(self, step: int, how: EvaluationSet, groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    def _with_blank_images(
+        self, step: int, how: EvaluationSet, prompts: Sequence[EncodedPrompt], groups: Sequence[ScoredGroup]
+    ) -> dict[str, float]:
         """As ``eval/*``, of prompts whose images are mid-grey ones of the same size; these are ``eval_blank/*``.
 
         - ``eval_blank/accuracy_gap``: the accuracy of the same prompts with their images, less ``eval_blank/accuracy``.
@@ -104,15 +111,63 @@ class Evaluator:
         shown = [g for g in groups if g.group.prompt.images and not np.isnan(g.component(right)).all()]
         if not shown:
             return {}
-        count = min(len(shown), NUM_BLANK)
-        chosen = [shown[len(shown) * place // count] for place in range(count)]
-        found = self._collector.evaluate([self._encoder.blanked(group.group.prompt) for group in chosen], how)
+        chosen = _spread(shown)
+        found = self._judged([self._encoder.blanked(group.group.prompt) for group in chosen], how)
         self._record(step, found, how.name, blank=True)
         values = dict(found.metrics)
         pictured, blank = (np.concatenate([each.component(right) for each in some]) for some in (chosen, found.groups))
         values["eval/accuracy_gap"] = float(np.nanmean(right_of(pictured))) - values["eval/accuracy"]
         known = not np.isnan(blank).all()
         return values | ({"eval/mean_gap": float(np.nanmean(pictured) - np.nanmean(blank))} if known else {})
+
+
+class ComparisonEvaluator(Evaluator):
+    """Evaluates a policy by the candidates of held-out rows, in forward passes; nothing is sampled.
+
+    Args:
+        judge: The means over sequences of the algorithm's loss on groups, by name.
+        group: The group that a row has itself.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        sources: Mapping[str, PromptSource],
+        encoder: PromptEncoder,
+        collector: Collector,
+        recorder: EvaluationRecorder,
+        judge: Callable[[Sequence[ScoredGroup]], Mapping[str, float]],
+        group: Callable[[EncodedPrompt], ScoredGroup],
+    ) -> None:
+        super().__init__(config, sources, encoder, collector, recorder)
+        self._judge, self._group = judge, group
+
+    def _judged(self, prompts: Sequence[EncodedPrompt], how: EvaluationSet) -> Evaluation:
+        groups = [self._group(prompt) for prompt in prompts]
+        return Evaluation(groups, (), {f"eval/{name}": value for name, value in self._judge(groups).items()})
+
+    def _with_blank_images(
+        self, step: int, how: EvaluationSet, prompts: Sequence[EncodedPrompt], groups: Sequence[ScoredGroup]
+    ) -> dict[str, float]:
+        """As ``Evaluator``'s; ``eval_blank/accuracy_gap`` tells whether a preference was learned from the images."""
+        chosen = _spread([prompt for prompt in prompts if prompt.images])
+        if not chosen:
+            return {}
+        found = self._judged([self._encoder.blanked(prompt) for prompt in chosen], how)
+        self._record(step, found, how.name, blank=True)
+        pictured, gap = self._judged(chosen, how).metrics, {}
+        if "eval/accuracy" in pictured:
+            gap = {"eval/accuracy_gap": pictured["eval/accuracy"] - found.metrics["eval/accuracy"]}
+        return {**found.metrics, **gap}
+
+
+_T = TypeVar("_T")
+
+
+def _spread(items: Sequence[_T]) -> list[_T]:
+    """At most ``NUM_BLANK`` of them, evenly spread."""
+    count = min(len(items), NUM_BLANK)
+    return [items[len(items) * place // count] for place in range(count)]
 
 
 def _renamed(values: Mapping[str, float], name: str, section: str) -> dict[str, float]:

@@ -3,87 +3,19 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from mmrl.config.sections import Config
-from mmrl.engine_api import PromptEncoder
 from mmrl.errors import MMRLError, NumericsError, plugin_errors
 from mmrl.interfaces import Algorithm
 from mmrl.rollout.batch import SampledStep
-from mmrl.rollout.collector import Collector
-from mmrl.step.views import ViewMaker
+from mmrl.step.given import Comparisons, Given
+from mmrl.step.source import Draw, Source
 from mmrl.system.clock import Clock
-from mmrl.types import GIVEN, CreditedGroup, EncodedPrompt, Prompt, Rollout, RolloutGroup, Sample, ScoredGroup
-
-Draw = Callable[[int], Sequence[tuple[int, Any]]]
-"""The next so many prompts as ``Source.make`` made them, each with the epoch that it is drawn in."""
-
-
-class Source(ABC):
-    """The source of a step's groups: a way to make prompts ready, and one to gather a step.
-
-    Args:
-        event: Called with a kind and fields for each thing that a run is told.
-
-    Attributes:
-        samples: True if each step samples the policy, and rewards score it; else rows have the completions.
-        texts: The noun for the texts that a step learns from.
-        carried: Groups of skipped steps, to be used first in the next one. The weights have not moved since then.
-    """
-
-    samples: ClassVar[bool]
-    texts: ClassVar[str]
-
-    def __init__(
-        self,
-        config: Config,
-        algorithm: Algorithm,
-        encoder: PromptEncoder,
-        collector: Collector,
-        event: Callable[..., None],
-    ) -> None:
-        self._config, self._algorithm, self._encoder = config, algorithm, encoder
-        self._collector, self._event = collector, event
-        self._views = ViewMaker(config, algorithm, encoder)
-        self.carried: list[ScoredGroup] = []
-
-    @abstractmethod
-    def make(self, prompt: Prompt) -> Any:
-        """The object that is made of a prompt when it is drawn."""
-
-    @abstractmethod
-    def gather(self, step: int, draw: Draw, clock: Clock) -> SampledStep:
-        """The step's groups.
-
-        Raises:
-            MMRLError: A reward or the algorithm fails, and nothing was sampled.
-        """
-
-
-class Given(Source):
-    """The dataset's own completions: each demonstration is a group of one, without a reward."""
-
-    samples, texts = False, "demonstrations"
-
-    def make(self, prompt: Prompt) -> Sample:
-        return self._encoder.demonstrate(self._encoder.encode(prompt), all_turns=self._algorithm.needs().all_turns)
-
-    def gather(self, step: int, draw: Draw, clock: Clock) -> SampledStep:
-        with clock.phase("prompts"):
-            drawn = draw(self._config.trainer.prompts_per_step)
-            samples = [(epoch, self._seen(sample, epoch, step)) for epoch, sample in drawn]
-        groups = [demonstrated(sample, epoch, place) for place, (epoch, sample) in enumerate(samples)]
-        return SampledStep(step, GIVEN, groups, self._views.metrics(step), learned=groups)
-
-    def _seen(self, sample: Sample, epoch: int, step: int) -> Sample:
-        """The demonstration with the views of its prompt."""
-        prompt = self._views(replace(sample.prompt, epoch=epoch), step)
-        return replace(sample, prompt=prompt) if prompt.views else sample
+from mmrl.types import CreditedGroup, EncodedPrompt, Prompt, RolloutGroup, ScoredGroup
 
 
 class Rollouts(Source):
@@ -136,19 +68,7 @@ class Rollouts(Source):
         return found
 
 
-def demonstrated(sample: Sample, epoch: int = 0, place: int = 0) -> ScoredGroup:
-    """A demonstration as a group; the row's other columns, which no reward reads, stay in the dataset.
-
-    Args:
-        place: Its place in the step.
-    """
-    row = sample.prompt.prompt
-    prompt = replace(sample.prompt, prompt=replace(row, demonstration=None, columns={}), epoch=epoch)
-    rollout = Rollout(prompt, sample.segments, 0, row.demonstration or "", "stop", GIVEN)
-    return ScoredGroup(RolloutGroup(prompt, (rollout,)), np.zeros(1), np.ones(1, np.bool_), {}, place=(0, place))
-
-
-SOURCES: Mapping[str, type[Source]] = {"rollouts": Rollouts, "demonstrations": Given}
+SOURCES: Mapping[str, type[Source]] = {"rollouts": Rollouts, "demonstrations": Given, "comparisons": Comparisons}
 """By ``Algorithm.source``."""
 
 

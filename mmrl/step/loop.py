@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +21,8 @@ from mmrl.rollout.batch import SampledStep
 from mmrl.rollout.collector import Collector, step_metrics
 from mmrl.step.adapter_notice import AdapterNotice
 from mmrl.step.check import LogprobCheck
-from mmrl.step.evaluate import EvaluationRecorder, Evaluator
+from mmrl.step.evaluate import ComparisonEvaluator, EvaluationRecorder, Evaluator
+from mmrl.step.forward import judged
 from mmrl.step.gather import SOURCES, state_of, step_groups
 from mmrl.step.learn import LearnSettings, StepResult, Update, finished, learn
 from mmrl.step.queue import StepQueue
@@ -31,7 +33,7 @@ from mmrl.system.profiling import Profiler
 from mmrl.system.rng_state import generators, seed_generators, set_generators
 from mmrl.system.signals import Interruption, Stopped
 from mmrl.system.watchdog import Watchdog
-from mmrl.types import Batch, CreditedGroup
+from mmrl.types import Batch, CreditedGroup, ScoredGroup
 
 
 class Recorder(UpdateRecorder, EvaluationRecorder, Protocol):
@@ -114,9 +116,15 @@ class Trainer:
         self._config, self._algorithm, self._engine = config, algorithm, engine
         self._encoder, self._collector = encoder, collector
         self._run, self._recorder = context, context.recorder
-        evaluated_by = (encoder, collector, context.recorder)
-        self._evaluator = Evaluator(config, evaluations, *evaluated_by) if evaluations else None
-        source = SOURCES[algorithm.source](config, algorithm, encoder, collector, context.recorder.event)
+        strategy = SOURCES[algorithm.source]
+        evaluated_by = (config, evaluations, encoder, collector, context.recorder)
+        self._evaluator: Evaluator | None = None
+        if evaluations and strategy.evaluates_given(config):
+            group = partial(strategy.group, needs=algorithm.needs(), encoder=encoder)
+            self._evaluator = ComparisonEvaluator(*evaluated_by, self._compare, group)
+        elif evaluations:
+            self._evaluator = Evaluator(*evaluated_by)
+        source = strategy(config, algorithm, encoder, collector, context.recorder.event)
         self._queue = StepQueue(config.trainer, source, train)
         self._updates = UpdateLog(context.recorder)
         self._check = LogprobCheck(precision, config.trainer.on_mismatch, event=context.recorder.event)
@@ -192,6 +200,12 @@ class Trainer:
         if state["algorithm"]:
             with plugin_errors(self._algorithm, "restore"):
                 self._algorithm.restore(state["algorithm"])
+
+    def _compare(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
+        """The means over sequences of the algorithm's loss on groups that the dataset gives."""
+        settings = LearnSettings(max_tokens=self._config.sampler.max_new_tokens)
+        with self._engine.learning() as learner:
+            return judged(groups, self._algorithm, learner, settings)
 
     def _step(self, step: int) -> Mapping[str, float]:
         """A step, its checkpoint and its evaluation; returns its metrics."""

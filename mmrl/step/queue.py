@@ -11,7 +11,7 @@ from mmrl.data.prompts import PromptSource
 from mmrl.rollout.batch import SampledStep
 from mmrl.rollout.prefetch import PromptPrefetcher
 from mmrl.rollout.records import group_records, read_groups
-from mmrl.step.gather import Source
+from mmrl.step.source import Source
 from mmrl.system.clock import Clock
 
 REACHED = "rows_reached"

@@ -510,7 +510,6 @@ def test_all_errors_are_reported_at_once_with_their_lines(write) -> None:
         ("data.overlong=cut", "possible: drop, fail"),
         ("data.train=[{name: rows}, {name: others}]", "those to mix with it in data.mix: [{name: ...}, ...]"),
         ("data.train.name=null", "data.train.name should be text, not None"),
-        ("rewards=[]", "evaluation needs at least one reward"),
         ("rewards=[{name: a}, {name: a}]", "two rewards are called 'a'"),
         ("rewards=[{name: a, sources: [x]}, {name: a, sources: [y], weight: 2}]", "'a' have different weights"),
         ("rewards=right", "rewards should be a list, not 'right'"),

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,6 +17,8 @@ from mmrl.data.order import PromptOrder, WeightedOrder, request_seed
 from mmrl.data.prompts import DatasetRows, PromptSource
 from mmrl.data.prompts import contents as fingerprinted
 from mmrl.errors import ConfigError, DataError, HubUnreachableError
+from mmrl.interfaces import Needs
+from mmrl.step.given import Given
 from mmrl.types import Candidate, EncodedPrompt, Message, Prompt, RawImage, Sample
 
 PINNED_ORDER = [7, 0, 2, 5, 4, 6, 3, 1, 4, 3, 6, 1, 5, 7, 2, 0]
@@ -470,11 +472,15 @@ def test_notes_of_a_loader_are_warnings_of_its_dataset() -> None:
     assert found.warnings == ["data.train, dataset a: column 'img' holds pictures"]
 
 
+def imitated(prompt: Prompt) -> None:
+    Given.check_row(prompt, cast(Any, None), Needs(), cast(Any, None))
+
+
 def test_rows_with_nothing_to_imitate_are_bad_rows_of_a_run_that_imitates() -> None:
     shown = [replace(row(i, 1), demonstration="so") for i in range(200)]
     none, blank = replace(shown[0], id="none", demonstration=None), replace(shown[0], id="blank", demonstration=" ")
-    found = source([*shown, none, blank], imitates=True)
+    found = source([*shown, none, blank], check=imitated)
     assert len(found) == 200 and [name for name, _ in found.dropped] == ["none", "blank"]
     assert len(source([*shown, none, blank])) == 202
     with pytest.raises(DataError, match="all 2 rows cannot be used, for one cause: The row has no demonstration"):
-        source([none, replace(none, id="other")], imitates=True)
+        source([none, replace(none, id="other")], check=imitated)

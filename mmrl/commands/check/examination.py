@@ -197,8 +197,7 @@ class _Examination:
         """
         known, grid, errors = len(source.dropped), self.setup.media.grid, list[DataError]()
         encoder, learns = self.setup.encoder, name == "train" and not self.setup.step_source.samples
-        learned, all_turns = self._demonstrated, self.setup.algorithm.needs().all_turns
-        encode = partial(_learnable, encoder, all_turns, learned) if learns else encoder.encode
+        encode = partial(_learnable, self.setup, self._demonstrated) if learns else encoder.encode
         spread = np.unique(np.linspace(0, len(source) - 1, min(len(source), ENCODED)).astype(int)).tolist()
         until, looked = time.monotonic() + DECODING_S, 0
         for count, place in enumerate(dict.fromkeys([*spread, *range(len(source))])):
@@ -216,7 +215,8 @@ class _Examination:
         damaged = [f"{prompt_id}: {reason}" for prompt_id, reason in source.dropped[known:]]
         self.report.data[f"{name}_decoded"] = {"rows": looked, "damaged": damaged}
         if learns:
-            self.report.add("targets", encoder.targets, [f"learned    demonstrations {encoder.targets}"], title="")
+            learned = f"learned    {self.setup.step_source.texts} {encoder.targets}"
+            self.report.add("targets", encoder.targets, [learned], title="")
         self.report.show("", [f"decoded    {looked} of {rows(len(source))}; {len(damaged)} cannot be used"])
         self.report.show("", [f"             {line}" for line in shortened(damaged, SHOWN_ROWS)])
         if errors and self.config.data.on_bad_row == "fail":
@@ -416,12 +416,13 @@ def _written_by(reward: Reward, encoder: Encoder, prompt: Prompt) -> tuple[Encod
     return seen, right_answer(reward, seen)
 
 
-def _learnable(encoder: Encoder, all_turns: bool, lengths: list[int], prompt: Prompt) -> EncodedPrompt:
-    """The prompt in tokens, if its demonstration can be learned, whose tokens are counted in ``lengths``.
+def _learnable(setup: RunSetup, lengths: list[int], prompt: Prompt) -> EncodedPrompt:
+    """The prompt in tokens, if its completions can be learned, whose tokens are counted in ``lengths``.
 
     Raises:
         DataError: It cannot.
     """
-    encoded = encoder.encode(prompt)
-    lengths.append(len(encoder.demonstrate(encoded, all_turns=all_turns).token_ids))
+    encoded = setup.encoder.encode(prompt)
+    group = setup.step_source.group(encoded, setup.algorithm.needs(), setup.encoder)
+    lengths += [len(rollout.token_ids) for rollout in group.rollouts]
     return encoded

@@ -38,7 +38,6 @@ from mmrl.step.audit.probe_row import ProbeRow
 from mmrl.step.audit.probed import probed
 from mmrl.step.audit.start_audit import cheap_rows
 from mmrl.step.audit.tokens import prompt_row
-from mmrl.step.gather import demonstrated
 from mmrl.step.learn import LearnSettings, finished, learn
 from mmrl.types import EncodedPrompt, ScoredGroup
 
@@ -188,8 +187,8 @@ class Audit:
     def _groups(self) -> list[ScoredGroup]:
         setup, sampler = self._setup, self._config.sampler
         if not setup.step_source.samples:
-            turns = setup.algorithm.needs().all_turns
-            return [demonstrated(self._encoder.demonstrate(prompt, all_turns=turns)) for prompt in self._prompts]
+            needs = setup.algorithm.needs()
+            return [setup.step_source.group(prompt, needs, self._encoder) for prompt in self._prompts]
         requests = [
             SamplingRequest(prompt, sampler.group_size, sampler.temperature, sampler.max_new_tokens, seed=index << 16)
             for index, prompt in enumerate(self._prompts)

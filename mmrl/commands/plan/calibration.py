@@ -16,7 +16,6 @@ from mmrl.engine_api import Engine, SamplingRequest
 from mmrl.ops.cost import ModelShape, Training
 from mmrl.rollout.batch import rollouts_of
 from mmrl.runs.setup import RunSetup
-from mmrl.step.gather import demonstrated
 from mmrl.step.learn import LearnSettings, finished, learn
 from mmrl.step.views import ViewMaker
 from mmrl.system.clock import Clock
@@ -118,8 +117,8 @@ def _step(config: Config, setup: RunSetup, engine: Engine, prompts: Sequence[Enc
         names = [spec.metric for spec in config.rewards]
         scored = [alternating(groups[index], names, greedy=greedy) for index in range(len(prompts))]
     else:
-        all_turns = setup.algorithm.needs().all_turns
-        scored = [demonstrated(setup.encoder.demonstrate(prompt, all_turns=all_turns)) for prompt in prompts]
+        needs = setup.algorithm.needs()
+        scored = [setup.step_source.group(prompt, needs, setup.encoder) for prompt in prompts]
     with engine.learning() as learner:
         learning = learn(scored, setup.algorithm, learner, LearnSettings.of(config, setup.penalties, 1))
         finished(learning, clock=clock)

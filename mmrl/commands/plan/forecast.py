@@ -73,7 +73,7 @@ class _Forecast:
         self.setup = RunSetup(config, media_folder, with_weights=assumptions.measure)
         self.kind: device.DeviceKind = "cuda" if assumptions.memory_bytes is not None else device.detect()
         self.samples = self.setup.step_source.samples
-        self.group_size = config.sampler.group_size if self.samples else 1
+        self.group_size = config.sampler.group_size if self.samples else self.setup.algorithm.needs().min_group_size
         self.report.warnings += [*config_warnings(self.setup), *model_warnings(self.setup)]
         if (error := self.setup.refusal_on(self.kind)) is not None:
             kind = "GPU" if self.kind == "cuda" else "CPU"
@@ -157,8 +157,9 @@ class _Forecast:
         grids = tuple(self.setup.folder.images.grid(*size) for size in sizes)
         if self.samples:
             return Example(tokens, self._completion_tokens, grids, self._inserted, self._observed)
-        encoder, all_turns = self.setup.encoder, self.setup.algorithm.needs().all_turns
-        sample = encoder.demonstrate(encoder.encode(prompt), all_turns=all_turns)
+        encoder, needs = self.setup.encoder, self.setup.algorithm.needs()
+        group = self.setup.step_source.group(encoder.encode(prompt), needs, encoder)
+        sample = max(group.rollouts, key=lambda rollout: rollout.num_tokens)
         tokens, begin = len(sample.prompt.token_ids), len(sample.prompt.images)
         inserted = int((~sample.mask).sum())
         return Example(tokens, len(sample.token_ids), grids[:begin], inserted, grids[begin:])
@@ -215,10 +216,8 @@ class _Forecast:
 
     def _step(self) -> None:
         work, config = self._work(self.config), self.config
-        one, unshared = (
-            work.total,
-            sum(example.prompt_tokens + example.completion_tokens for example in self._step_examples()),
-        )
+        one = work.total
+        unshared = sum(example.prompt_tokens + example.completion_tokens for example in self._step_examples())
         completion = self.examples[0].completion_tokens if self.samples else _spread(self._lengths())["mean"]
         flops = work.updates * self.shape.update_flops(one, self.training)
         data: dict[str, Any] = {
@@ -232,7 +231,8 @@ class _Forecast:
             "flops": flops,
         }
         assumed = "assumed, each" if self.samples else "mean"
-        what = "episodes" if self.samples and config.environment is not None else self.setup.step_source.texts
+        what = "demonstrations" if self.group_size == 1 and not self.samples else "completions"
+        what = "episodes" if self.samples and config.environment is not None else what
         lines = [
             f"{data['completions']} {what} of {completion:g} tokens ({assumed}): {unshared} tokens with their "
             f"prompts, {one.tokens} as packed for each optimizer step",

@@ -92,6 +92,13 @@ class Encoder:
         row = replace(prompt, images=())
         return EncodedPrompt(prompt=row, text="", token_ids=np.zeros(0, np.int32), images=refs)
 
+    def rendered(self, prompt: Prompt) -> EncodedPrompt:
+        return replace(self.measure(prompt), text=self._render(prompt, bool(prompt.images)))
+
+    def given(self, prompt: EncodedPrompt) -> tuple[Sample, ...]:
+        texts = [candidate.text for candidate in prompt.prompt.candidates]
+        return tuple(Sample(prompt, (self._shown(text, prompt.text, prompt.id),)) for text in texts)
+
     def demonstrate(self, prompt: EncodedPrompt, *, all_turns: bool = False) -> Sample:
         if (demonstration := prompt.prompt.demonstration) is None:
             raise DataError(

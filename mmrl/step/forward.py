@@ -1,0 +1,77 @@
+"""Evaluation by forward passes: an algorithm's loss and its means over sequences, on groups that the dataset gives."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mmrl.engine_api import Learner, Network, NetworkFiles, UpdateResult, Way
+from mmrl.interfaces import Algorithm
+from mmrl.ops.objective import partial_loss, reduce_partials, seen_samples
+from mmrl.step.learn import LearnSettings, finished, learn
+from mmrl.token_columns import POLICY
+from mmrl.types import FloatArray, Sample, ScoredGroup, TrainingRow
+
+
+class ForwardPass(Learner):
+    """Implements ``Learner`` and its policy over another learner: an optimizer step that stops at its loss.
+
+    Entropies are 0: networks do not tell them with log-probs.
+
+    Args:
+        algorithm: Gives the loss.
+
+    Attributes:
+        means: The means over sequences, by name.
+    """
+
+    def __init__(self, learner: Learner, algorithm: Algorithm) -> None:
+        self._policy, self._algorithm = learner.network(POLICY), algorithm
+        self.networks: Mapping[str, Network] = {**learner.networks, POLICY: self}
+        self.means: dict[str, float] = {}
+
+    def score(self, samples: Sequence[Sample], *, way: Way = "packed") -> list[FloatArray]:
+        return self._policy.score(samples, way=way)
+
+    def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
+        """The metrics of the loss; no weight moves."""
+        import torch
+
+        if not rows:
+            return UpdateResult({}, [], [])
+        logprobs = self._policy.score(seen_samples(rows))
+        logprobs_T = torch.from_numpy(np.concatenate(logprobs))
+        partial = partial_loss(self._algorithm, rows, logprobs_T, torch.zeros_like(logprobs_T))
+        metrics = reduce_partials([partial])
+        self.means = {name: metrics[name] for name in partial.sequences if name in metrics}
+        own = logprobs[: len(rows)]
+        return UpdateResult(metrics, own, [np.zeros_like(values) for values in own])
+
+    def save(self, folder: Path) -> Mapping[str, NetworkFiles]:
+        raise AssertionError("an evaluation changes no weights")
+
+
+def judged(
+    groups: Sequence[ScoredGroup], algorithm: Algorithm, learner: Learner, settings: LearnSettings
+) -> dict[str, float]:
+    """The means over sequences of the algorithm's loss, such as ``accuracy`` for ``preference/accuracy``, and its
+    ``loss``; empty if no group is in the loss.
+
+    The algorithm's state stays as it is.
+
+    Args:
+        groups: At least one.
+
+    Raises:
+        PluginError: The algorithm fails.
+    """
+    own = copy.deepcopy(algorithm)
+    forward = ForwardPass(learner, own)
+    result = finished(learn(groups, own, forward, settings))
+    if "loss/total" not in result.metrics:
+        return {}
+    means = {name.rpartition("/")[2]: value for name, value in forward.means.items()}
+    return {**means, "loss": result.metrics["loss/total"]}

@@ -1,0 +1,131 @@
+"""Groups that nobody sampled: a row's demonstration, or its candidates with their scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from mmrl.config.sections import Config
+from mmrl.engine_api import PromptEncoder
+from mmrl.errors import DataError, UselessRow, plural
+from mmrl.interfaces import Needs
+from mmrl.rollout.batch import SampledStep
+from mmrl.step.source import Draw, Source
+from mmrl.system.clock import Clock
+from mmrl.types import GIVEN, Candidate, EncodedPrompt, Prompt, Rollout, RolloutGroup, Sample, ScoredGroup
+
+SCORE = "score"
+"""The component that is a candidate's score."""
+_COLUMNS = "name the columns of the answers (chosen and rejected, or candidates and scores), or mend or remove the row"
+
+
+class Given(Source):
+    """The dataset's own completions: each demonstration is a group of one, without a reward."""
+
+    samples, texts = False, "demonstrations"
+
+    def make(self, prompt: Prompt) -> ScoredGroup:
+        return self.group(self._encoder.encode(prompt), self._algorithm.needs(), self._encoder)
+
+    def gather(self, step: int, draw: Draw, clock: Clock) -> SampledStep:
+        with clock.phase("prompts"):
+            drawn = draw(self._config.trainer.prompts_per_step)
+            groups = [self._placed(group, epoch, place, step) for place, (epoch, group) in enumerate(drawn)]
+        return SampledStep(step, GIVEN, groups, self._views.metrics(step), learned=groups)
+
+    def _placed(self, group: ScoredGroup, epoch: int, place: int, step: int) -> ScoredGroup:
+        """The group in its place of the step, with the views of its prompt."""
+        prompt = self._views(replace(group.group.prompt, epoch=epoch), step)
+        rollouts = tuple(replace(rollout, prompt=prompt) for rollout in group.rollouts)
+        return replace(group, group=RolloutGroup(prompt, rollouts), place=(0, place))
+
+    @classmethod
+    def check_row(cls, prompt: Prompt, config: Config, needs: Needs, encoder: PromptEncoder) -> None:
+        if not (prompt.demonstration or "").strip():
+            raise DataError(
+                f"The row has {'no' if prompt.demonstration is None else 'an empty'} demonstration to learn from",
+                where=prompt.id,
+                remedy="name the column that holds the completions, or choose an algorithm that samples",
+            )
+
+    @classmethod
+    def group(cls, prompt: EncodedPrompt, needs: Needs, encoder: PromptEncoder) -> ScoredGroup:
+        shown = encoder.demonstrate(prompt, all_turns=needs.all_turns)
+        return _group(shown.prompt, [shown], [prompt.prompt.demonstration or ""])
+
+
+class Comparisons(Given):
+    """The dataset's own candidates: those of a row are a group, whose rewards are their scores."""
+
+    texts = "comparisons"
+
+    @classmethod
+    def check_row(cls, prompt: Prompt, config: Config, needs: Needs, encoder: PromptEncoder) -> None:
+        candidates = _scored_candidates(prompt)
+        if len(candidates) < needs.min_group_size:
+            raise DataError(
+                f"The row has {plural(len(candidates), 'candidate')}, and {config.algorithm.name!r} compares "
+                f"{needs.min_group_size}",
+                where=prompt.id,
+                remedy=_COLUMNS,
+            )
+        given = encoder.given(encoder.rendered(prompt))
+        longest, most = max(len(sample.token_ids) for sample in given), config.sampler.max_new_tokens
+        if longest > most:
+            what = f"a candidate is longer than sampler.max_new_tokens = {most}"
+            if config.data.overlong == "fail":
+                remedy = "raise sampler.max_new_tokens, or set data.overlong to drop"
+                raise DataError(f"{what}: {plural(longest, 'token')}", where=prompt.id, remedy=remedy)
+            raise UselessRow(what, where=prompt.id)
+        if len(candidates) > 1:
+            scores = [candidate.score or 0.0 for candidate in candidates]
+            best, worst = scores.index(max(scores)), scores.index(min(scores))
+            if scores[best] == scores[worst]:
+                raise UselessRow("all candidates have the same score", where=prompt.id)
+            if np.array_equal(given[best].token_ids, given[worst].token_ids):
+                raise UselessRow("the best and the worst candidate are equal", where=prompt.id)
+
+    @classmethod
+    def evaluates_given(cls, config: Config) -> bool:
+        return not config.rewards and config.environment is None
+
+    @classmethod
+    def group(cls, prompt: EncodedPrompt, needs: Needs, encoder: PromptEncoder) -> ScoredGroup:
+        candidates = _scored_candidates(prompt.prompt)
+        scores = [candidate.score or 0.0 for candidate in candidates]
+        return _group(prompt, encoder.given(prompt), [candidate.text for candidate in candidates], scores)
+
+
+def _scored_candidates(prompt: Prompt) -> tuple[Candidate, ...]:
+    """The row's candidates, each with a score and without images."""
+    if not prompt.candidates:
+        raise DataError("The row has no candidates to compare", where=prompt.id, remedy=_COLUMNS)
+    for place, candidate in enumerate(prompt.candidates):
+        if candidate.images:
+            raise DataError(
+                f"candidate {place} has images of its own",
+                where=prompt.id,
+                possible="answers under one prompt and one set of images",
+                remedy="mend or remove the row",
+            )
+        if candidate.score is None or not np.isfinite(candidate.score):
+            what = "no score" if candidate.score is None else f"the score {candidate.score}"
+            raise DataError(f"candidate {place} has {what}", where=prompt.id, remedy=_COLUMNS)
+    return prompt.candidates
+
+
+def _group(
+    prompt: EncodedPrompt, samples: Sequence[Sample], texts: Sequence[str], scores: Sequence[float] | None = None
+) -> ScoredGroup:
+    """Completions of the dataset as a group; the row's other columns, which no reward reads, stay there."""
+    row = replace(prompt.prompt, demonstration=None, candidates=(), columns={})
+    prompt = replace(prompt, prompt=row)
+    rollouts = tuple(
+        Rollout(prompt, sample.segments, place, text, "stop", GIVEN)
+        for place, (sample, text) in enumerate(zip(samples, texts, strict=True))
+    )
+    rewards = np.array([0.0] * len(samples) if scores is None else scores, np.float64)
+    components = {} if scores is None else {SCORE: rewards}
+    return ScoredGroup(RolloutGroup(prompt, rollouts), rewards, np.ones(len(samples), np.bool_), components)

@@ -1,0 +1,84 @@
+"""The source of a step's groups, and the rows that are of use to it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from mmrl.config.sections import Config
+from mmrl.engine_api import PromptEncoder
+from mmrl.interfaces import Algorithm, Needs
+from mmrl.rollout.batch import SampledStep
+from mmrl.rollout.collector import Collector
+from mmrl.step.views import ViewMaker
+from mmrl.system.clock import Clock
+from mmrl.types import EncodedPrompt, Prompt, ScoredGroup
+
+Draw = Callable[[int], Sequence[tuple[int, Any]]]
+"""The next so many prompts as ``Source.make`` made them, each with the epoch that it is drawn in."""
+
+
+class Source(ABC):
+    """The source of a step's groups: a way to make prompts ready, and one to gather a step.
+
+    Args:
+        event: Called with a kind and fields for each thing that a run is told.
+
+    Attributes:
+        samples: True if each step samples the policy, and rewards score it; else rows have the completions.
+        texts: The noun for the texts that a step learns from.
+        carried: Groups of skipped steps, to be used first in the next one. The weights have not moved since then.
+    """
+
+    samples: ClassVar[bool]
+    texts: ClassVar[str]
+
+    def __init__(
+        self,
+        config: Config,
+        algorithm: Algorithm,
+        encoder: PromptEncoder,
+        collector: Collector,
+        event: Callable[..., None],
+    ) -> None:
+        self._config, self._algorithm, self._encoder = config, algorithm, encoder
+        self._collector, self._event = collector, event
+        self._views = ViewMaker(config, algorithm, encoder)
+        self.carried: list[ScoredGroup] = []
+
+    @abstractmethod
+    def make(self, prompt: Prompt) -> Any:
+        """The object that is made of a prompt when it is drawn."""
+
+    @abstractmethod
+    def gather(self, step: int, draw: Draw, clock: Clock) -> SampledStep:
+        """The step's groups.
+
+        Raises:
+            MMRLError: A reward or the algorithm fails, and nothing was sampled.
+        """
+
+    @classmethod
+    def check_row(cls, prompt: Prompt, config: Config, needs: Needs, encoder: PromptEncoder) -> None:
+        """See that a training row is of use to the algorithm, before it is drawn.
+
+        Raises:
+            DataError: It lacks what the algorithm learns from, or that cannot be learned.
+            UselessRow: There is nothing to learn from it.
+        """
+        return
+
+    @classmethod
+    def evaluates_given(cls, config: Config) -> bool:
+        """True if evaluations judge the groups that held-out rows have themselves, and sample nothing."""
+        return False
+
+    @classmethod
+    def group(cls, prompt: EncodedPrompt, needs: Needs, encoder: PromptEncoder) -> ScoredGroup:
+        """The group that a row has itself.
+
+        Raises:
+            DataError: It has none that can be learned.
+        """
+        raise NotImplementedError(f"{cls.__name__} samples its groups")
