@@ -64,7 +64,8 @@ class TrainingRun:
         self._directory, self._interruption, self._origins = directory, interruption, origins
         self._profiled_steps, self._verbose = profiled_steps, verbose
         evaluated, stops_at = shown_evaluations(config), config.trainer.stop_when
-        self._console = Console(config.trainer.steps, evaluated=evaluated, stops_at=stops_at)
+        word = "acc" if config.accuracy or not evaluated else "pref"  # without rewards, comparisons alone are evaluated
+        self._console = Console(config.trainer.steps, evaluated=evaluated, stops_at=stops_at, accuracy=word)
 
     def train(self) -> None:
         """Train to the end; ranks that are lost or hang are started again from the last checkpoint."""

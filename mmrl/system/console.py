@@ -47,6 +47,8 @@ class Console:
         evaluated: For each evaluation set, by its name, the metrics that are the share of value 1 and the mean of what
             tells right from wrong.
         stops_at: The condition that ends the run earlier, such as ``eval/accuracy >= 0.9``.
+        accuracy: The word for the share: ``acc`` of right answers, ``pref`` of comparisons that the policy decides as
+            the dataset does.
     """
 
     def __init__(
@@ -56,8 +58,10 @@ class Console:
         *,
         evaluated: Mapping[str, tuple[str, str | None]] = _ONE_SET,
         stops_at: str | None = None,
+        accuracy: str = "acc",
     ) -> None:
         self._num_steps, self._evaluated, self._stops_at = num_steps, evaluated, stops_at
+        self._accuracy = accuracy
         self._graded = set[str]()
         self._stream = stream or sys.stdout
         self._draws = _draws(self._stream)
@@ -108,7 +112,7 @@ class Console:
                 self._graded.add(name)
             if mean is not None and name in self._graded:
                 yield mean, f"eval{label} {{:.2f}}"
-            yield share, f"acc{label} {{:.2f}}"
+            yield share, f"{self._accuracy}{label} {{:.2f}}"
 
     def progress(self, phase: str, done: int, total: int) -> None:
         """Tell how far a phase is; on a terminal only."""
