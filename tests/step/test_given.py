@@ -64,7 +64,7 @@ def test_a_single_candidate_is_a_group_where_nothing_is_compared(vision):
     Comparisons.check_row(row(*scored(0)), vision.config(), Needs(), vision.encoder)
     Comparisons.check_row(row(*scored(2, 1, 1)), vision.config(), PAIRED, vision.encoder)
     long = row(Candidate("a", 1.0), Candidate("b " * 40, 0.0))
-    with pytest.raises(DataError, match="longer than sampler.max_new_tokens = 24: ") as caught:
+    with pytest.raises(DataError, match=r"longer than sampler.max_new_tokens = 24: ") as caught:
         Comparisons.check_row(long, vision.config(data={"overlong": "fail"}), PAIRED, vision.encoder)
     assert type(caught.value) is DataError
 
@@ -79,9 +79,8 @@ def pairs(vision, plain) -> Any:
     groups = [Comparisons.group(prompt, PAIRED, vision.encoder) for prompt in prompts]
     batch, rng = batch_of(groups, {}), np.random.default_rng(0)
     reference = [rng.normal(-6, 1, len(mask)).astype(np.float32) for mask in batch.masks]
-    model, by_row, rows = plain(vision.folder.path), iter(reference), []
-    for group in groups:
-        rows.append([(rollout, next(by_row)) for rollout in group.rollouts])
+    model, by_row = plain(vision.folder.path), iter(reference)
+    rows = [[(rollout, next(by_row)) for rollout in group.rollouts] for group in groups]
     loss_sum, margins = 0.0, []
     for group, own in zip(groups, rows, strict=True):
         members = own[int(group.rewards.argmax())], own[int(group.rewards.argmin())]
@@ -93,7 +92,13 @@ def pairs(vision, plain) -> Any:
         loss_sum += float(loss)
         margins.append(0.5 * float(chosen - rejected))
     squares = [p.grad.double().square().sum() for p in model.model.parameters() if p.grad is not None]
-    return groups, replace(batch, reference_logprobs=reference), loss_sum, margins, float(torch.stack(squares).sum().sqrt())
+    return (
+        groups,
+        replace(batch, reference_logprobs=reference),
+        loss_sum,
+        margins,
+        float(torch.stack(squares).sum().sqrt()),
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,15 +116,16 @@ def test_an_update_on_pairs_is_plain_transformers_one_pair_at_a_time(pairs, star
 
     groups, batch, loss, margins, norm = pairs
     algorithm, sizes, plan = DPO(DPO.Config(beta=0.5)), list[int](), packing.plan_microbatches
-    monkeypatch.setattr(
-        "mmrl.engine.learner.microbatches.plan_microbatches", lambda *args: sizes.append(len(parts := plan(*args))) or parts
-    )
+
+    def counted(*args: Any) -> Any:
+        parts = plan(*args)
+        sizes.append(len(parts))
+        return parts
+
+    monkeypatch.setattr("mmrl.engine.learner.microbatches.plan_microbatches", counted)
     engine = start(algorithm=algorithm, learner={**learner, "lr": 1e-3}, sampler={"temperature": 1.0})
-    try:
-        with engine.learning() as policy:
-            result = finished(learn(groups, algorithm, policy, LearnSettings(), batch=batch))
-    finally:
-        engine.close()
+    with engine.learning() as policy:
+        result = finished(learn(groups, algorithm, policy, LearnSettings(), batch=batch))
     found = result.metrics
     assert sizes[-1] == (4 if learner["tokens_per_microbatch"] == 16 else 1) or learner["zero_stage"]
     assert found["loss/total"] == pytest.approx(loss, rel=1e-5)

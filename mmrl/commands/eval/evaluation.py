@@ -228,7 +228,7 @@ def _decided(config: Config, options: Options) -> tuple[Config, EvaluationSet]:
     if options.by is not None and options.best_of is None:
         raise ConfigError("--by chooses the best of several completions", where="--by", remedy="add --best-of N")
     if known.accuracy is None:
-        remedy = "add one, such as 'rewards=[{name: exact}]'"
+        remedy = "add one: 'rewards=[{name: ...}]'"
         raise ConfigError("evaluation needs at least one reward", where="rewards", remedy=remedy)
     most = options.max_new_tokens or known.max_new_tokens
     if temperature is None:
