@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
@@ -68,15 +69,21 @@ def shared_turns(answers: Sequence[Answer]) -> tuple[Turn, ...]:
     """
     told = [answer for answer in answers if answer.before]
     for other in told[1:]:
-        if other.before != told[0].before:
-            place = next(
-                (i for i, (a, b) in enumerate(zip(other.before, told[0].before, strict=False)) if a != b),
-                min(len(other.before), len(told[0].before)),
-            )
-            raise DataError(
-                f"The turns before the answers differ from message {place} on", where=other.where, possible=_POSSIBLE
-            )
+        place = _first_difference(told[0].before, other.before)
+        if place is not None:
+            what = f"The turns before the answers differ from message {place} on"
+            raise DataError(what, where=other.where, possible=_POSSIBLE)
     return told[0].before if told else ()
+
+
+def _first_difference(turns: Sequence[Turn], others: Sequence[Turn]) -> int | None:
+    """The place of the first turn that differs; None if all are equal. Images that are arrays are never equal."""
+    for place, (one, other) in enumerate(zip(turns, others, strict=False)):
+        with suppress(ValueError):
+            if one == other:
+                continue
+        return place
+    return None if len(turns) == len(others) else min(len(turns), len(others))
 
 
 def refuse_images(answers: Sequence[Answer], *, is_placed: bool) -> None:
@@ -157,12 +164,11 @@ def _graded(cells: Mapping[str, Any], candidates: str, scores: str, where: str) 
 def _listed(cell: Any, where: str) -> list[Any]:
     """A list, also as JSON text, as csv tables have it."""
     if isinstance(cell, str):
-        try:
+        with suppress(ValueError, RecursionError):
             cell = json.loads(cell)
-        except (ValueError, RecursionError):
-            cell = "text"
     if not isinstance(cell, list):
-        raise DataError(f"The cell holds {_shown(cell)}, and no list", where=where, possible="a list for each row")
+        what = f"The cell holds {type(cell).__name__}, and no list"
+        raise DataError(what, where=where, possible="a list for each row")
     return cell
 
 
@@ -175,7 +181,7 @@ def _number(value: Any, where: str) -> float | None:
     except (ValueError, OverflowError):
         number = float("nan")
     if not isfinite(number):
-        raise DataError(f"The score is no finite number: {value!r:.50}", where=where, possible="a number, or null")
+        raise DataError(f"The score is no finite number: {_shown(value)}", where=where, possible="a number, or null")
     return number
 
 
@@ -192,10 +198,15 @@ def _verdict(cells: Mapping[str, Any], column: str, where: str) -> float:
     value = lookup(cells, column)
     score = _VERDICTS.get(value) if isinstance(value, bool | int | float | str) else None
     if score is None:
-        what = f"The verdict on the answer is {value!r:.50}"
+        what = f"The verdict on the answer is {_shown(value)}"
         raise DataError(what, where=f"{where}, column {column!r}", possible="true or false, 1 or 0")
     return score
 
 
 def _shown(value: Any) -> str:
-    return "null" if value is None else type(value).__name__ if not isinstance(value, str) else "text"
+    """The start of a text or number; the type of anything else, and of numbers that are too long to be written."""
+    if isinstance(value, str):
+        return repr(value[:50])
+    if isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 10**20):
+        return repr(value)
+    return "null" if value is None else type(value).__name__

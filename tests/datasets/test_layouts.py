@@ -540,7 +540,10 @@ def outcome(read_row: RowReader, row: dict[str, Any]) -> Any:
     assert all(isinstance(image.data, bytes) for image in prompt.images)
     assert all(isinstance(message.content, str) for message in prompt.messages)
     assert prompt.demonstration is None or isinstance(prompt.demonstration, str)
-    return (prompt.id, prompt.messages, prompt.images, prompt.demonstration, prompt.source, prompt.choices)
+    assert all(isinstance(each.text, str) and each.text.strip() for each in prompt.candidates)
+    assert all(each.score is None or np.isfinite(each.score) for each in prompt.candidates)
+    said = (prompt.id, prompt.messages, prompt.images, prompt.demonstration, prompt.source, prompt.choices)
+    return (*said, prompt.candidates)
 
 
 def test_ten_thousand_mutated_rows_are_prompts_or_data_errors_and_the_same_twice() -> None:
@@ -563,6 +566,39 @@ def test_ten_thousand_mutated_rows_are_prompts_or_data_errors_and_the_same_twice
         outcomes.append(type(twice[0]) is str)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 * 1024  # kB
     assert 2000 < sum(outcomes) < 9000
+
+
+def asked(answer: str) -> list[dict[str, Any]]:
+    shown = {"type": "image", "image": {"bytes": encoded(), "path": None}}
+    question = [shown, {"type": "text", "text": ASK}]
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+COMPARED: list[tuple[dict[str, Any], dict[str, str]]] = [
+    ({"problem": ASK, "chosen": "48", "rejected": ["4", "8"], "margin": 2, "images": [encoded()]}, {}),
+    ({"chosen": asked("48"), "rejected": asked("4")}, {}),
+    (
+        {"messages": asked("48"), "rejected_response": {"role": "assistant", "content": "4"}, "rejected_images": None},
+        {},
+    ),
+    ({"problem": ASK, "candidates": ["48", "4", "8"], "scores": [3, "1", None]}, {}),
+    ({"problem": ASK, "completion": "48", "good": True}, {"desirable": "good"}),
+]
+
+
+def test_mutated_rows_of_answers_to_compare_are_prompts_or_data_errors_and_the_same_twice() -> None:
+    readers = [reader(row, **options) for row, options in COMPARED]
+    outcomes: list[Any] = []
+    for seed in range(2_000):
+        picked = seed % len(COMPARED)
+        twice = []
+        for _ in range(2):
+            rng, row = random.Random(seed), dict(COMPARED[picked][0])
+            name = rng.choice(sorted(row))
+            twice.append(outcome(readers[picked], row | {name: mutate(row[name], rng)}))
+        assert twice[0] == twice[1]
+        outcomes.append(type(twice[0]) is str)
+    assert 500 < sum(outcomes) < 1900
 
 
 def test_answers_of_tools_and_calls_in_every_form_are_turns() -> None:
