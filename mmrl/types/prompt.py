@@ -72,7 +72,7 @@ def earlier_turns(messages: Sequence[Message]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A completion that the dataset gives to be compared with others. Nothing reads it yet.
+    """A completion that the dataset gives to be compared with others.
 
     Attributes:
         text: The completion.
@@ -98,7 +98,7 @@ class Prompt:
         demonstration: A completion to imitate (supervised training); None if the dataset has none.
         source: The dataset that it is from, which decides which rewards score it; empty for the config's one.
         choices: The answers that the question offers, in the order of their letters A, B, ...
-        candidates: Completions to compare; empty today.
+        candidates: Completions to compare, or one with a verdict; empty where the dataset gives none.
     """
 
     id: str
