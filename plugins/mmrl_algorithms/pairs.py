@@ -98,11 +98,7 @@ class PairAlgorithm(Algorithm):
         return "rollouts" if self.config.data == "sampled" else "comparisons"
 
     def needs(self) -> Needs:
-        return Needs(
-            reference_logprobs=self.has_reference,
-            min_group_size=2 if self.config.data == "sampled" else 1,
-            whole_groups=True,
-        )
+        return Needs(reference_logprobs=self.has_reference, min_group_size=2, whole_groups=True)
 
     @property
     def aggregation(self) -> Aggregation:

@@ -11,7 +11,7 @@ import torch
 
 from mmrl.config.plugin_specs import PluginSpec
 from mmrl.errors import ConfigError, DataError
-from mmrl.interfaces import RunFacts
+from mmrl.interfaces import Needs, RunFacts
 from mmrl.ops import preference
 from mmrl.plugin_host import registry
 from mmrl.testing import check_algorithm, replay
@@ -78,9 +78,8 @@ def test_the_source_follows_from_the_data():
     for kind, has_reference in ((DPO, True), (SimPO, False), (ORPO, False)):
         given, sampled = created(kind), created(kind, data="sampled")
         assert (given.source, sampled.source) == ("comparisons", "rollouts")
-        assert given.needs().whole_groups and sampled.needs().whole_groups
-        assert (given.needs().min_group_size, sampled.needs().min_group_size) == (1, 2)
-        assert given.needs().reference_logprobs == has_reference
+        needs = Needs(reference_logprobs=has_reference, min_group_size=2, whole_groups=True)
+        assert given.needs() == sampled.needs() == needs
 
 
 def test_dpop_is_as_calculated_by_hand():
