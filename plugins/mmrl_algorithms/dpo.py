@@ -89,7 +89,7 @@ class DPO(PairAlgorithm):
         return self.config.beta * pairs.log_ratios_N
 
     def _preference(self, pairs: Pairs) -> torch.Tensor:
-        from mmrl.ops import preference
+        from mmrl_algorithms import preference
 
         config, beta = self.config, self.config.beta
         margins_M = pairs.margins(pairs.log_ratios_N)

@@ -67,7 +67,7 @@ class KTO(Algorithm):
         return Credit(np.where(batch.valid, signs_B, 0.0), metrics=metrics, constants={"z0": z0})
 
     def loss(self, tokens: PackedTokens) -> TokenLoss:
-        from mmrl.ops.preference import kto
+        from mmrl_algorithms.preference import kto
 
         config, desirable_N = self.config, tokens.score_N > 0
         ratios_N = tokens.sequence_sum(tokens.log_ratio_T)

@@ -65,7 +65,7 @@ class MPO(PairAlgorithm):
         return replace(credit, metrics=metrics, constants={"shift": self._mean})
 
     def losses(self, pairs: Pairs) -> Mapping[str, torch.Tensor]:
-        from mmrl.ops.preference import bco, dpo
+        from mmrl_algorithms.preference import bco, dpo
 
         config, ratios_N, shift = self.config, pairs.log_ratios_N, pairs.tokens.constants["shift"]
         chosen_M, rejected_M = ratios_N[pairs.chosen_M], ratios_N[pairs.rejected_M]

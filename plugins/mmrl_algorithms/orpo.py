@@ -34,7 +34,7 @@ class ORPO(PairAlgorithm):
     config: Config
 
     def losses(self, pairs: Pairs) -> Mapping[str, torch.Tensor]:
-        from mmrl.ops.preference import odds_ratio
+        from mmrl_algorithms.preference import odds_ratio
 
         chosen_M, rejected_M = (pairs.mean_logprobs_N[places] for places in (pairs.chosen_M, pairs.rejected_M))
         return {"nll": -chosen_M, "preference": self.config.lam * odds_ratio(chosen_M, rejected_M)}

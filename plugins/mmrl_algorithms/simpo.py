@@ -36,7 +36,7 @@ class SimPO(PairAlgorithm):
     config: Config
 
     def losses(self, pairs: Pairs) -> Mapping[str, torch.Tensor]:
-        from mmrl.ops.preference import simpo
+        from mmrl_algorithms.preference import simpo
 
         means_N, config = pairs.mean_logprobs_N, self.config
         chosen_M, rejected_M = means_N[pairs.chosen_M], means_N[pairs.rejected_M]

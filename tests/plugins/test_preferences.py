@@ -12,9 +12,9 @@ import torch
 from mmrl.config.plugin_specs import PluginSpec
 from mmrl.errors import ConfigError, DataError
 from mmrl.interfaces import Needs, RunFacts
-from mmrl.ops import preference
 from mmrl.plugin_host import registry
 from mmrl.testing import check_algorithm, replay
+from mmrl_algorithms import preference
 from mmrl_algorithms.dpo import DPO
 from mmrl_algorithms.kto import KTO
 from mmrl_algorithms.mpo import MPO

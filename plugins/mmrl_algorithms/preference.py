@@ -8,12 +8,20 @@ rejected one, ``h = x_c - x_j`` is the margin of log-ratios. ``s`` is the logist
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-import torch
-from torch.nn.functional import logsigmoid
+if TYPE_CHECKING:
+    import torch
 
 HIGHEST_MEAN = -1e-6
 """The highest mean log-prob that ``orpo`` takes the odds of: those of a certain completion are infinite."""
+
+
+def logsigmoid(values: torch.Tensor) -> torch.Tensor:
+    """``log(1 / (1 + exp(-x)))``, stable for any ``x``."""
+    from torch.nn.functional import logsigmoid as stable
+
+    return stable(values)
 
 
 def log1mexp(values: torch.Tensor) -> torch.Tensor:
@@ -22,6 +30,8 @@ def log1mexp(values: torch.Tensor) -> torch.Tensor:
     After Maechler, 2012, "Accurately computing log(1 - exp(-|a|))":
     ``log1p(-exp(x))`` loses all digits as ``x`` goes to 0, and ``log(-expm1(x))`` as it goes to minus infinity.
     """
+    import torch
+
     near = values > -math.log(2)
     # Each side gets values of its own: the branch that is not taken would else have a gradient that is not finite.
     small, large = (
@@ -127,6 +137,8 @@ def kto(
         desirable: (N,) bool.
         z0: The KL from the reference that the sequences are compared with, without a gradient.
     """
+    import torch
+
     values = beta * (log_ratios - z0)
     return torch.where(desirable, lam_d * torch.sigmoid(-values), lam_u * torch.sigmoid(values))
 
