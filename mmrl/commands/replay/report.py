@@ -115,7 +115,8 @@ class StepReport:
         yield from (visible(f"  why: {reason}") for reason in self.reasons)
         if self.what_if is not None:
             yield from map(visible, self.what_if.lines(with_rollouts=not self.parts))
-        yield from (visible(f"  note: {note}") for note in self.notes)
+        for note in self.notes:  # an error's has several lines
+            yield from (visible(f"  {line}") for line in f"note: {note}".splitlines())
 
 
 def _part_data(part: Part) -> dict[str, Any]:

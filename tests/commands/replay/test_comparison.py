@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from mmrl.commands.replay.comparison import update_part
+from mmrl.commands.replay.report import StepReport
 
 
 def test_rollouts_of_the_ledger_alone_and_of_the_replay_alone_are_differences() -> None:
@@ -18,3 +19,10 @@ def test_rollouts_of_the_ledger_alone_and_of_the_replay_alone_are_differences() 
         ("in optimizer step 1", False, True, second),
         ("in optimizer step 3", True, False, other),
     ]
+
+
+def test_each_line_of_a_note_is_a_line_and_its_controls_are_harmless() -> None:
+    report = StepReport("run", 2, 8, [], [], ["no record of log-probs\n  where:    algorithm: kto\x1b[2J"], None)
+    lines = [*report.lines()]
+    assert lines[1:2] == ["  note: no record of log-probs"] and lines[2].startswith("    where:    algorithm: kto")
+    assert not any(set(line) & {"\n", "\x1b"} for line in lines)
