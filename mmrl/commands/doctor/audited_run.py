@@ -118,10 +118,13 @@ class Audit:
 
     @cached_property
     def _encoder(self) -> Encoder:
-        """An encoder without tools: the probes need no environment."""
+        """The run's own; where its environment is refused, one without tools, so that its engines are audited too."""
         from mmrl.engine.text.encoding import Encoder
 
-        return Encoder(self._setup.folder, self._setup.media)
+        try:
+            return self._setup.encoder
+        except MMRLError:  # the texts' stage tells of it
+            return Encoder(self._setup.folder, self._setup.media)
 
     def _texts(self) -> None:
         from mmrl.engine.text.encoding import Encoder
@@ -167,7 +170,9 @@ class Audit:
         self._row(weight_row(found.weights, when))
 
     def _update(self) -> None:
-        """One optimizer step on the probes, with rewards that alternate."""
+        """One optimizer step on the probes, with rewards that alternate; none where no probe fits."""
+        if not self._prompts:
+            return
         setup = self._setup
         groups = self._groups()
         samples = [rollout for group in groups for rollout in group.rollouts]
@@ -179,6 +184,8 @@ class Audit:
         self._row(moved_row(Gap.between(before, after), self._engine.precision))
 
     def _after(self) -> None:
+        if not self._prompts:
+            return
         self._inspect("after an update")
         if (found := probed(self._engine, self._encoder, self._config, total_tokens=inf)) is not None:
             for row in worst_of_each(list(agreement_rows(found))):

@@ -29,6 +29,7 @@ from mmrl.step.audit.probe_row import ProbeRow
 from mmrl.step.audit.start_audit import cheap_rows
 from mmrl.step.audit.tokens import prompt_row
 from tests.cluster.process_ranks import ranks_forked_from, run_together
+from tests.engine.test_turns import STRIPS_ALWAYS, filled
 from tests.proofs import REPRESENTATIVES, has
 
 ENGINES, TEXTS = ["audit: engines"], ["special tokens", "tokens of prompts", "turns with text", "turns with images"]
@@ -201,6 +202,64 @@ def test_runs_of_other_kinds_have_no_bad_row(family, kind, precision, models, au
     assert bad(rows) == [], [row for row in rows if row.status != "ok"]
     names = {row.check for row in rows}
     assert ("weights, after an update" in names) == (kind != "demonstrations")
+
+
+ECHO = """
+from mmrl import Environment, Observation
+
+
+class Echo(Environment):
+    def reset(self, prompt, seed):
+        return None
+
+    def step(self, turn):
+        return Observation("seen", done=True)
+"""
+
+
+@pytest.fixture
+def thoughtless(models: Callable[[str], Path], tmp_path: Path) -> Callable[..., Config]:
+    """A config with an environment, and a template that removes thoughts from earlier turns."""
+    (tmp_path / "echo.py").write_text(ECHO)
+    (tmp_path / "template.jinja").write_text(filled(STRIPS_ALWAYS))
+
+    def build(**options: Any) -> Config:
+        environment = {"name": f"{tmp_path}/echo.py:Echo", "max_turns": 2, "max_observation_tokens": 99, "workers": 1}
+        model = {"chat_template": str(tmp_path / "template.jinja")}
+        return config_of(models("qwen2_5_vl"), model=model, environment=environment | options, rewards=[])
+
+    return build
+
+
+@pytest.mark.full
+def test_a_run_that_keeps_thoughts_has_rows_of_a_second_turn(thoughtless, audited):
+    rows = audited(thoughtless(keep_thoughts=True))
+    assert bad(rows) == [], [row for row in rows if row.status != "ok"]
+    found = {row.check: row.found for row in rows}
+    assert "keep_thoughts accepts" in found["turns with text"]
+    assert "sampler = learner, a second turn" in found and "prompts left out" not in found, found
+
+
+@pytest.mark.full
+def test_the_probes_are_read_by_the_runs_own_encoder_and_by_one_without_tools_where_it_is_refused(
+    thoughtless, tmp_path
+):
+    rows: list[Finding] = []
+    kept, refused = (Audit(thoughtless(keep_thoughts=keeps), tmp_path, rows.append) for keeps in (True, False))
+    assert kept._encoder is kept._setup.encoder
+    assert kept._encoder.deviation(images=False) == "it removes thoughts from earlier turns"
+    refused._open()
+    assert refused._prompts
+    assert not refused._attempt("texts", refused._texts)
+    assert rows[-1].status == "bad" and "cannot carry an observation" in rows[-1].found
+
+
+def test_an_audit_of_which_no_prompt_fits_makes_no_update(models, tmp_path):
+    rows: list[Finding] = []
+    found = Audit(config_of(models("qwen2")), tmp_path, rows.append)
+    found._update()
+    found._after()
+    assert rows == []
 
 
 def forgets_norms() -> None:
