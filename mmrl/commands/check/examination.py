@@ -16,6 +16,7 @@ import numpy as np
 
 from mmrl.commands.check.answers import try_rewards
 from mmrl.commands.check.episodes import cut_turns, observed_roles, walk
+from mmrl.commands.check.given_rows import GivenRows
 from mmrl.commands.check.profile import Profile, profile
 from mmrl.commands.check.references import check_references
 from mmrl.config.sections import Config, is_component
@@ -82,7 +83,8 @@ class _Examination:
         self._scorer: Scorer | None = None
         self.setup = RunSetup(config, media_folder, scans=True, progress=progress)
         self._profiles: dict[str, Profile] = {}
-        self._stored, self._observed, self._demonstrated = list[int](), list[int](), list[int]()
+        self._stored, self._observed = list[int](), list[int]()
+        self._given = GivenRows(self.setup)
         self._judges_style = False
         self._plugins()
         if config.rewards and self.setup.with_sampler:
@@ -197,7 +199,7 @@ class _Examination:
         """
         known, grid, errors = len(source.dropped), self.setup.media.grid, list[DataError]()
         encoder, learns = self.setup.encoder, name == "train" and not self.setup.step_source.samples
-        encode = partial(_learnable, self.setup, self._demonstrated) if learns else encoder.encode
+        encode = self._given.learnable if learns else encoder.encode
         spread = np.unique(np.linspace(0, len(source) - 1, min(len(source), ENCODED)).astype(int)).tolist()
         until, looked = time.monotonic() + DECODING_S, 0
         for count, place in enumerate(dict.fromkeys([*spread, *range(len(source))])):
@@ -216,7 +218,8 @@ class _Examination:
         self.report.data[f"{name}_decoded"] = {"rows": looked, "damaged": damaged}
         if learns:
             learned = f"learned    {self.setup.step_source.texts} {encoder.targets}"
-            self.report.add("targets", encoder.targets, [learned], title="")
+            self.report.add("targets", encoder.targets, [learned, *self._given.lines()], title="")
+            self.report.data |= {"pairs": self._given.data()} if self._given.compared else {}
         self.report.show("", [f"decoded    {looked} of {rows(len(source))}; {len(damaged)} cannot be used"])
         self.report.show("", [f"             {line}" for line in shortened(damaged, SHOWN_ROWS)])
         if errors and self.config.data.on_bad_row == "fail":
@@ -350,6 +353,7 @@ class _Examination:
         patches = [self.setup.folder.image_tokens(ref.width, ref.height) for ref in prompt.images]
         note = f"; its image tokens stand for {', '.join(map(str, patches))} tokens" if patches else ""
         lines = [f"{prompt.id}, {len(prompt.token_ids)} tokens{note}", *(f"| {line}" for line in rendered.splitlines())]
+        lines += self._given.shown(prompt) if prompt.prompt.candidates and not self.setup.step_source.samples else []
         self.report.show("sample", lines)
         return {"id": prompt.id, "text": prompt.text, "tokens": len(prompt.token_ids), "image_tokens": patches}
 
@@ -391,7 +395,7 @@ class _Examination:
             self._image_bytes(),
             evaluated=evaluated,
             observed_bytes=max(self._observed, default=0),
-            demonstrated=None if self.setup.step_source.samples else float(np.mean(self._demonstrated or [0])),
+            demonstrated=None if self.setup.step_source.samples else float(np.mean(self._given.lengths or [0])),
         )
         self.report.add("disk", room.data(), room.lines())
         for problem in room.problems():
@@ -414,15 +418,3 @@ def _written_by(reward: Reward, encoder: Encoder, prompt: Prompt) -> tuple[Encod
     """A row as the reward sees it, and the right answer that it writes."""
     seen = encoder.measure(prompt)
     return seen, right_answer(reward, seen)
-
-
-def _learnable(setup: RunSetup, lengths: list[int], prompt: Prompt) -> EncodedPrompt:
-    """The prompt in tokens, if its completions can be learned, whose tokens are counted in ``lengths``.
-
-    Raises:
-        DataError: It cannot.
-    """
-    encoded = setup.encoder.encode(prompt)
-    group = setup.step_source.group(encoded, setup.algorithm.needs(), setup.encoder)
-    lengths += [len(rollout.token_ids) for rollout in group.rollouts]
-    return encoded

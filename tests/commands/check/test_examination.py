@@ -527,3 +527,14 @@ def test_demonstrations_are_looked_at_and_their_beginning_and_end_are_told(
     assert code == 0 and found["targets"] == "end with <|im_end|>; the prompt has <think>, and theirs is left out"
     code, _, error = check([*thoughts[1:], rows()[0]], **learns, data={"max_bad_rows": 0})
     assert code == 3 and "which has no </think>" in error and "rows/19" in error
+
+
+def test_pairs_are_described_by_what_is_learned_of_them(check: Check) -> None:
+    table = [{**row, "chosen": f"{i} and more" if i % 4 else "7", "rejected": "0 1"} for i, row in enumerate(rows())]
+    table[2] |= {"rejected": table[2]["chosen"]}
+    for row in table:
+        row.pop("answer", None)
+    code, found, err = check(table, algorithm={"name": "dpo"}, rewards=[])
+    assert code == 0 and found["errors"] == [], (found.get("errors"), err)
+    assert found["train"]["dropped"] == 1 and "best and the worst candidate are equal" in str(found["train"])
+    assert found["pairs"] == {"rows": 19, "chosen_longer": 14, "chosen_shorter": 5}
