@@ -98,9 +98,8 @@ class Arithmetic:
         if data["evaluations"]:
             times = _times(data["evaluations"], "evaluation")
             each = ", ".join(f"{count} of {name}" for name, count in self._answers.items() if name)
-            lines.append(
-                f"{times} of {data['completions_per_evaluation']} completions" + (f" ({each})" if each else "")
-            )
+            judged = what if self.source.evaluates_given(self.config) else "completions"
+            lines.append(f"{times} of {data['completions_per_evaluation']} {judged}" + (f" ({each})" if each else ""))
         return lines
 
     def warnings(self) -> Iterator[str]:

@@ -70,7 +70,7 @@ def closing(
     report.show("policy", [str(policy.model)])
     run = shlex.quote(str(directory))
     next_steps = [f"mmrl export {run} FOLDER", f"mmrl replay {run}"]
-    if config.evaluations:
+    if config.evaluations and config.accuracy:
         on = " --on NAME" if len(config.evaluations) > 1 else ""
         next_steps.insert(0, f"mmrl eval --model {run}{on}")
     if policy.has_optimizer:

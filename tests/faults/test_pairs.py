@@ -1,0 +1,79 @@
+"""A whole run of preferences from the command line: pairs of answers to pictures, with held-out pairs and a kill."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmrl_datasets.digits import held_out_digits, read_digits
+from mmrl_datasets.layout import png
+from tests.faults.comparison import metrics
+from tests.faults.harness import Blow
+from tests.faults.runs import Runs, events, outcome, steps
+
+pytestmark = pytest.mark.full
+
+KILL = Blow(at=("point", "checkpoint.renamed", 2))
+"""Dealt when the checkpoint after the start's is there, before its step is logged."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, models: Callable[[str], Path]) -> Runs:
+    """Pictures of digits, each with its digit (chosen) and another (rejected)."""
+    folder = tmp_path_factory.mktemp("pairs")
+    pixels, values = read_digits(56)
+    held_out, others = held_out_digits(0)
+    draw = np.random.default_rng(0)
+    for split, indices in (("train", others), ("test", held_out[:150])):
+        rows = []
+        for index in indices:
+            (folder / f"{index}.png").write_bytes(png(Image.fromarray(pixels[index]).convert("RGB")))
+            right, other = int(values[index]), int((values[index] + draw.integers(1, 10)) % 10)
+            row = {"image": f"{index}.png", "question": "Which digit?", "chosen": str(right), "rejected": str(other)}
+            rows.append(row)
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return Runs(folder, models("qwen2_5_vl"))
+
+
+def options(runs: Runs) -> dict[str, Any]:
+    return {
+        "model": {"path": str(runs.model), "dtype": "float32", "gradient_checkpointing": False},
+        "data": {
+            "train": {"name": "table", "path": str(runs.folder / "train.jsonl")},
+            "eval": {"name": "table", "path": str(runs.folder / "test.jsonl")},
+            "max_prompt_tokens": 64,
+        },
+        "rewards": [],
+        "algorithm": {"name": "dpo"},
+        "sampler": {"max_new_tokens": 6, "group_size": 1},
+        "learner": {"lr": 2e-3, "zero_stage": 0},
+        "trainer": {"steps": 24, "prompts_per_step": 64, "eval_every": 12, "save_every": 12, "blank_every": 1},
+    }
+
+
+def test_a_preference_is_learned_from_the_picture_and_goes_on_to_the_same_bits_after_a_kill(
+    runs: Runs, nursery: Any, warm_mmrl: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    done = warm_mmrl("train", runs.config("plain", **options(runs)))
+    assert done.returncode == 0, done.stderr
+    assert "3 evaluations of 150 comparisons" in done.stdout and "pref 0.50" in done.stdout
+    assert "mmrl eval" not in done.stdout, "it samples, and there is no reward"
+    logged = metrics(runs.folder / "plain")
+    assert (logged[0]["eval/accuracy"], logged[0]["eval/margin"]) == (0.5, 0.0)
+    assert logged[24]["eval/accuracy"] > 0.65 and logged[24]["eval_blank/accuracy_gap"] > 0.05
+    config = runs.config(**options(runs))
+    killed = nursery.train([str(config)], KILL)
+    assert killed.status == -9 and steps(runs.folder / "run")[-1] == "step-000012", killed.log
+    done = warm_mmrl("train", config)
+    assert done.returncode == 0, done.stderr
+    expected, found = outcome(runs.folder / "plain"), outcome(runs.folder / "run")
+    for part in expected:
+        assert found[part] == expected[part], part
+    assert [event["step"] for event in events(runs.folder / "run", "resumed")] == [12]
