@@ -12,7 +12,8 @@ from mmrl.errors import DataError, UselessRow
 from mmrl.interfaces import Needs
 from mmrl.ops import packing
 from mmrl.rollout.batch import batch_of
-from mmrl.step.given import Comparisons
+from mmrl.step.audit.probe_prompts import fitting
+from mmrl.step.given import Comparisons, Given
 from mmrl.step.learn import LearnSettings, finished, learn
 from mmrl.types import GIVEN, Candidate, Message, Prompt, RawImage
 
@@ -67,6 +68,14 @@ def test_a_single_candidate_is_a_group_where_nothing_is_compared(vision):
     with pytest.raises(DataError, match=r"longer than sampler.max_new_tokens = 24: ") as caught:
         Comparisons.check_row(long, vision.config(data={"overlong": "fail"}), PAIRED, vision.encoder)
     assert type(caught.value) is DataError
+
+
+@pytest.mark.parametrize("source", [Given, Comparisons])
+def test_every_probe_of_an_audit_is_a_group_that_can_be_learned(vision, source):
+    """Doctor takes an optimizer step on them, whatever the run learns from."""
+    probes = fitting(vision.encoder, max_tokens=256, max_images=2).prompts
+    groups = [source.group(probe.encoded, PAIRED, vision.encoder) for probe in probes]
+    assert len(groups) >= 8 and {len(group.rollouts) for group in groups} == {1 if source is Given else 2}
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import Literal
 
 from mmrl.engine_api import PromptEncoder
 from mmrl.errors import DataError
-from mmrl.types import EncodedPrompt, Message, Prompt, RawImage
+from mmrl.types import Candidate, EncodedPrompt, Message, Prompt, RawImage
 
 Size = tuple[int, int]
 Place = Literal["top left", "bottom right"]
@@ -134,6 +134,7 @@ def _fitting(
             (Message("user", text),),
             tuple(pictures[each] for each in names),
             demonstration="It is in the corner.",
+            candidates=(Candidate("It is in the corner.", 1.0), Candidate("There is no mark at all.", 0.0)),
         )
         try:
             length = encoder.num_tokens(prompt)
