@@ -208,7 +208,7 @@ class RunSetup:
     def evaluations(self) -> Mapping[str, PromptSource]:
         """The prompts of each evaluation set, by its name."""
         sets = self.config.evaluations
-        scored = not self.step_source.evaluates_given(self.config)
+        scored = not self.evaluates_given
         return {name: self._source((each.spec,), each.key, scored=scored) for name, each in sets.items()}
 
     @cached_property
@@ -221,10 +221,17 @@ class RunSetup:
         return {**model, DATA: self.training.fingerprint, **evaluated, **code}
 
     @property
+    def evaluates_given(self) -> bool:
+        """True if evaluations judge the completions of held-out rows, and sample nothing.
+
+        Where rewards score, the algorithm is not asked: an evaluation alone does without it.
+        """
+        return self.config.accuracy is None and self.step_source.evaluates_given(self.config)
+
+    @property
     def with_sampler(self) -> bool:
         """True if anything is sampled."""
-        source = self.step_source
-        return source.samples or (self.config.data.eval is not None and not source.evaluates_given(self.config))
+        return self.step_source.samples or (self.config.data.eval is not None and not self.evaluates_given)
 
     @property
     def reading(self) -> str:
@@ -299,7 +306,7 @@ class RunSetup:
         keys = [name, *(f"data.mix.{index}" for index in range(len(specs) - 1))]
         loaded = [self._load(key, spec) for key, spec in zip(keys, specs, strict=True)]
         kind = PromptSource if name != "data.train" else self._kind(sum(len(each.rows) for each in loaded))
-        given = name == "data.train" or self.step_source.evaluates_given(self.config)
+        given = name == "data.train" or self.evaluates_given
         source = kind(
             [
                 DatasetRows(
