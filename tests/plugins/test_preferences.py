@@ -193,7 +193,10 @@ def test_a_certain_completion_has_bounded_odds():
 
 
 def mpo_loss(shift: float) -> float:
-    """Of ``PAIR``: beta x is -0.05 of the chosen and 0.15 of the rejected, the chosen's mean log-prob is -1.25."""
+    """MPO's loss of ``PAIR`` by hand.
+
+    There beta x is -0.05 of the chosen and 0.15 of the rejected, and the chosen's mean log-prob is -1.25.
+    """
     quality = -math.log(sigmoid(-0.05 - shift)) - math.log(sigmoid(shift - 0.15))
     return -0.8 * math.log(sigmoid(-0.2)) + 0.2 * quality + 1.25
 

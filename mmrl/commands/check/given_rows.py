@@ -58,8 +58,10 @@ class GivenRows:
         return {"rows": self.compared, "chosen_longer": self.longer, "chosen_shorter": self.shorter}
 
     def shown(self, prompt: EncodedPrompt) -> Iterator[str]:
-        """A row's candidates, best first."""
+        """A row's candidates, best first; none in a run on demonstrations, though its rows may have some."""
         group = self._group(prompt)
+        if not group.components:
+            return
         for place in np.argsort(-group.rewards, kind="stable").tolist():
             rollout, text = group.rollouts[place], group.rollouts[place].text
             yield f"candidate of score {group.rewards[place]:g}, {plural(len(rollout.token_ids), 'token')}"
