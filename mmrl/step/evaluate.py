@@ -13,7 +13,8 @@ from mmrl.config.sections import Config
 from mmrl.data.prompts import PromptSource
 from mmrl.engine_api import PromptEncoder
 from mmrl.ops.metrics import right_of
-from mmrl.rollout.collector import Collector, Evaluation
+from mmrl.rollout.collector import Collector
+from mmrl.step.forward import Judged
 from mmrl.step.gather import not_trained_on
 from mmrl.types import CreditedGroup, EncodedPrompt, ScoredGroup
 
@@ -82,9 +83,10 @@ class Evaluator:
                 values |= _renamed(self._with_blank_images(step, how, prompts, found.groups), name, "eval_blank")
         return values
 
-    def _judged(self, prompts: Sequence[EncodedPrompt], how: EvaluationSet) -> Evaluation:
+    def _judged(self, prompts: Sequence[EncodedPrompt], how: EvaluationSet) -> Judged:
         """Completions of prompts and their scores."""
-        return self._collector.evaluate(prompts, how)
+        found = self._collector.evaluate(prompts, how)
+        return Judged([not_trained_on(group) for group in found.groups], found.metrics)
 
     def _prompts(self, name: str) -> Sequence[EncodedPrompt]:
         """The prompts of a set, which are kept for the next evaluation if they are few."""
@@ -95,12 +97,11 @@ class Evaluator:
             self._held_out[name] = prompts
         return prompts
 
-    def _record(self, step: int, found: Evaluation, name: str, *, blank: bool) -> None:
-        groups = [not_trained_on(group) for group in found.groups]
-        self._recorder.evaluation(step, groups, name=name, blank=blank)
+    def _record(self, step: int, found: Judged, name: str, *, blank: bool) -> None:
+        self._recorder.evaluation(step, found.groups, name=name, blank=blank)
 
     def _with_blank_images(
-        self, step: int, how: EvaluationSet, prompts: Sequence[EncodedPrompt], groups: Sequence[ScoredGroup]
+        self, step: int, how: EvaluationSet, prompts: Sequence[EncodedPrompt], groups: Sequence[CreditedGroup]
     ) -> dict[str, float]:
         """As ``eval/*``, of prompts whose images are mid-grey ones of the same size; these are ``eval_blank/*``.
 
@@ -108,14 +109,16 @@ class Evaluator:
         - ``eval_blank/mean_gap``: the same of the mean of what tells right from wrong, which may be graded.
         """
         right = how.judge
-        shown = [g for g in groups if g.group.prompt.images and not np.isnan(g.component(right)).all()]
+        scored = [group.scored for group in groups]
+        shown = [g for g in scored if g.group.prompt.images and not np.isnan(g.component(right)).all()]
         if not shown:
             return {}
         chosen = _spread(shown)
         found = self._judged([self._encoder.blanked(group.group.prompt) for group in chosen], how)
         self._record(step, found, how.name, blank=True)
         values = dict(found.metrics)
-        pictured, blank = (np.concatenate([each.component(right) for each in some]) for some in (chosen, found.groups))
+        blanked = [group.scored for group in found.groups]
+        pictured, blank = (np.concatenate([each.component(right) for each in some]) for some in (chosen, blanked))
         values["eval/accuracy_gap"] = float(np.nanmean(right_of(pictured))) - values["eval/accuracy"]
         known = not np.isnan(blank).all()
         return values | ({"eval/mean_gap": float(np.nanmean(pictured) - np.nanmean(blank))} if known else {})
@@ -125,7 +128,7 @@ class ComparisonEvaluator(Evaluator):
     """Evaluates a policy by the candidates of held-out rows, in forward passes; nothing is sampled.
 
     Args:
-        judge: The means over sequences of the algorithm's loss on groups, by name.
+        judge: Compares groups by the algorithm's loss.
         group: The group that a row has itself.
     """
 
@@ -136,18 +139,18 @@ class ComparisonEvaluator(Evaluator):
         encoder: PromptEncoder,
         collector: Collector,
         recorder: EvaluationRecorder,
-        judge: Callable[[Sequence[ScoredGroup]], Mapping[str, float]],
+        judge: Callable[[Sequence[ScoredGroup]], Judged],
         group: Callable[[EncodedPrompt], ScoredGroup],
     ) -> None:
         super().__init__(config, sources, encoder, collector, recorder)
         self._judge, self._group = judge, group
 
-    def _judged(self, prompts: Sequence[EncodedPrompt], how: EvaluationSet) -> Evaluation:
-        groups = [self._group(prompt) for prompt in prompts]
-        return Evaluation(groups, (), {f"eval/{name}": value for name, value in self._judge(groups).items()})
+    def _judged(self, prompts: Sequence[EncodedPrompt], how: EvaluationSet) -> Judged:
+        found = self._judge([self._group(prompt) for prompt in prompts])
+        return Judged(found.groups, {f"eval/{name}": value for name, value in found.metrics.items()})
 
     def _with_blank_images(
-        self, step: int, how: EvaluationSet, prompts: Sequence[EncodedPrompt], groups: Sequence[ScoredGroup]
+        self, step: int, how: EvaluationSet, prompts: Sequence[EncodedPrompt], groups: Sequence[CreditedGroup]
     ) -> dict[str, float]:
         """As ``Evaluator``'s; ``eval_blank/accuracy_gap`` tells whether a preference was learned from the images."""
         chosen = _spread([prompt for prompt in prompts if prompt.images])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,20 @@ from mmrl.interfaces import Algorithm
 from mmrl.ops.objective import partial_loss, reduce_partials, seen_samples
 from mmrl.step.learn import LearnSettings, finished, learn
 from mmrl.token_columns import POLICY
-from mmrl.types import FloatArray, Sample, ScoredGroup, TrainingRow
+from mmrl.types import CreditedGroup, FloatArray, Sample, ScoredGroup, TrainingRow
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The result of an evaluation.
+
+    Attributes:
+        groups: As they are recorded, in the order of the prompts.
+        metrics: Means over the groups, by name.
+    """
+
+    groups: Sequence[CreditedGroup]
+    metrics: Mapping[str, float]
 
 
 class ForwardPass(Learner):
@@ -56,9 +70,9 @@ class ForwardPass(Learner):
 
 def judged(
     groups: Sequence[ScoredGroup], algorithm: Algorithm, learner: Learner, settings: LearnSettings
-) -> dict[str, float]:
-    """The means over sequences of the algorithm's loss, such as ``accuracy`` for ``preference/accuracy``, and its
-    ``loss``; empty if no group is in the loss.
+) -> Judged:
+    """The groups with their log-probs, and the means over sequences of the algorithm's loss, such as ``accuracy`` for
+    ``preference/accuracy``, and its ``loss``; no metric if no group is in the loss.
 
     The algorithm's state stays as it is.
 
@@ -71,7 +85,11 @@ def judged(
     own = copy.deepcopy(algorithm)
     forward = ForwardPass(learner, own)
     result = finished(learn(groups, own, forward, settings))
+    seen = [
+        replace(each, trained=False, updates=(), advantages=[np.zeros_like(values) for values in each.advantages])
+        for each in result.groups
+    ]
     if "loss/total" not in result.metrics:
-        return {}
+        return Judged(seen, {})
     means = {name.rpartition("/")[2]: value for name, value in forward.means.items()}
-    return {**means, "loss": result.metrics["loss/total"]}
+    return Judged(seen, {**means, "loss": result.metrics["loss/total"]})

@@ -22,7 +22,7 @@ from mmrl.rollout.collector import Collector, step_metrics
 from mmrl.step.adapter_notice import AdapterNotice
 from mmrl.step.check import LogprobCheck
 from mmrl.step.evaluate import ComparisonEvaluator, EvaluationRecorder, Evaluator
-from mmrl.step.forward import judged
+from mmrl.step.forward import Judged, judged
 from mmrl.step.gather import SOURCES, state_of, step_groups
 from mmrl.step.learn import LearnSettings, StepResult, Update, finished, learn
 from mmrl.step.queue import StepQueue
@@ -201,8 +201,8 @@ class Trainer:
             with plugin_errors(self._algorithm, "restore"):
                 self._algorithm.restore(state["algorithm"])
 
-    def _compare(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
-        """The means over sequences of the algorithm's loss on groups that the dataset gives."""
+    def _compare(self, groups: Sequence[ScoredGroup]) -> Judged:
+        """The judgement of the algorithm's loss on groups that the dataset gives."""
         settings = LearnSettings(max_tokens=self._config.sampler.max_new_tokens)
         with self._engine.learning() as learner:
             return judged(groups, self._algorithm, learner, settings)

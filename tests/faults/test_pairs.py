@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mmrl.rollout.records import read_lines, recorded_evaluations
 from mmrl_datasets.digits import held_out_digits, read_digits
 from mmrl_datasets.layout import png
 from tests.faults.comparison import metrics
@@ -58,6 +59,15 @@ def options(runs: Runs) -> dict[str, Any]:
     }
 
 
+def preferred(run: Path, step: int) -> float:
+    """The share of held-out pairs whose chosen answer has the higher log-ratio."""
+    found: dict[tuple[str, float], float] = {}
+    for each in read_lines(recorded_evaluations(run)[step]):
+        log_ratio = np.subtract(each["learner_logprobs"], each["reference_logprobs"]).sum()
+        found[each["prompt_id"], each["rewards"]["score"]] = float(log_ratio)
+    return float(np.mean([log_ratio > found[prompt, 0.0] for (prompt, score), log_ratio in found.items() if score]))
+
+
 def test_a_preference_is_learned_from_the_picture_and_goes_on_to_the_same_bits_after_a_kill(
     runs: Runs, nursery: Any, warm_mmrl: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
@@ -68,6 +78,7 @@ def test_a_preference_is_learned_from_the_picture_and_goes_on_to_the_same_bits_a
     logged = metrics(runs.folder / "plain")
     assert (logged[0]["eval/accuracy"], logged[0]["eval/margin"]) == (0.5, 0.0)
     assert logged[24]["eval/accuracy"] > 0.65 and logged[24]["eval_blank/accuracy_gap"] > 0.05
+    assert preferred(runs.folder / "plain", 24) == logged[24]["eval/accuracy"], "by the recorded log-probs"
     config = runs.config(**options(runs))
     killed = nursery.train([str(config)], KILL)
     assert killed.status == -9 and steps(runs.folder / "run")[-1] == "step-000012", killed.log

@@ -13,6 +13,7 @@ from mmrl.interfaces import Needs
 from mmrl.ops import packing
 from mmrl.rollout.batch import batch_of
 from mmrl.step.audit.probe_prompts import fitting
+from mmrl.step.forward import judged
 from mmrl.step.given import Comparisons, Given
 from mmrl.step.learn import LearnSettings, finished, learn
 from mmrl.types import GIVEN, Candidate, Message, Prompt, RawImage
@@ -141,3 +142,24 @@ def test_an_update_on_pairs_is_plain_transformers_one_pair_at_a_time(pairs, star
     assert found["policy/grad_norm"] == pytest.approx(norm, rel=1e-5)
     assert found["preference/margin"] == pytest.approx(np.mean(margins), rel=1e-5)
     assert found["preference/accuracy"] == np.mean([margin > 0 for margin in margins])
+
+
+def test_an_evaluation_tells_the_log_probs_of_each_pair_and_trains_on_nothing(pairs, start):
+    """The policy is the reference before the first update: every pair is a tie."""
+    from mmrl_algorithms.dpo import DPO
+
+    groups = pairs[0]
+    algorithm = DPO(DPO.Config(beta=0.5))
+    engine = start(algorithm=algorithm, learner={"zero_stage": 0}, sampler={"temperature": 1.0})
+    with engine.learning() as policy:
+        found = judged(groups, algorithm, policy, LearnSettings())
+    assert found.metrics["accuracy"] == 0.5 and found.metrics["loss"] == pytest.approx(np.log(2))
+    assert [group.scored for group in found.groups] == groups
+    for group in found.groups:
+        assert not group.trained and not any(group.updates) and not np.concatenate(group.advantages).any()
+        lengths = [len(rollout.token_ids) for rollout in group.scored.group.rollouts]
+        assert [len(each) for each in group.reference_logprobs] == lengths
+        scores = group.scored.rewards
+        in_loss = [score in (scores.min(), scores.max()) for score in scores]
+        for is_in, own, reference in zip(in_loss, group.logprobs, group.reference_logprobs, strict=True):
+            assert own.tolist() == (reference.tolist() if is_in else []), "the middle one is in no loss"
