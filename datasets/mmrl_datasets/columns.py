@@ -38,6 +38,7 @@ class Columns:
     system: str | None
     choices: str | None
     source: str | None
+    category: str | None
     plain: tuple[str, ...]
     refused: tuple[str, ...]
     wants_answer: bool
@@ -48,7 +49,7 @@ class Columns:
     @property
     def used(self) -> frozenset[str]:
         """The columns that rows are made of; others hold images that no role has."""
-        roles = (self.prompt, self.answer, self.demonstration, self.system, self.choices, self.source)
+        roles = (self.prompt, self.answer, self.demonstration, self.system, self.choices, self.source, self.category)
         compared = self.compared.used if self.compared else ()
         named = [*self.images, *compared, *(role for role in roles if role is not None)]
         return frozenset([*self.plain, *self.refused, *named, *(name.partition(".")[0] for name in named)])
@@ -108,10 +109,8 @@ class _Chooser:
         self._aside = frozenset(compared.used if compared else ())
         demonstration = self._names.one("demonstration")
         answer = self._names.one("answer", aside=("solution",) if demonstration == "solution" else ())
-        system, choices, source = (self._names.one(role) for role in ("system", "choices", "source"))
-        roles = {"prompt": prompt, "answer": answer, "demonstration": demonstration} | {
-            "system": system, "choices": choices, "source": source
-        }  # fmt: skip
+        others = {role: self._names.one(role) for role in ("system", "choices", "source", "category")}
+        roles = {"prompt": prompt, "answer": answer, "demonstration": demonstration} | others
         glance = self._names.rows.glance(self._open_columns(roles))
         media = self._media(glance, roles)
         images = self._images({name: found for name, found in media.items() if found.form != MEDIA})
@@ -124,9 +123,7 @@ class _Chooser:
             images=numbered or ((images,) if images else ()),
             answer=answer,
             demonstration=demonstration,
-            system=system,
-            choices=choices,
-            source=source,
+            **others,
             plain=tuple(name for name in self._names.rows.columns if name not in pictures),
             refused=tuple(name for name in self._names.rows.columns if name in REFUSED),
             wants_answer=compared is None and self._wants_answer(roles),

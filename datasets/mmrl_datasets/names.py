@@ -23,6 +23,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "system": ("system", "system_prompt"),
     "choices": ("choices", "options"),
     "source": ("data_source",),
+    "category": (),
     "chosen": ("chosen",),
     "rejected": ("rejected", "rejected_response", "rejected_messages"),
     "margin": ("margin",),
@@ -77,8 +78,8 @@ class Names:
         self.rows, self.named, self.where = rows, named, where
         self._added = frozenset(added)
         self._first: list[Mapping[str, Any]] | None = None
-        # A column that is named for one role is a candidate for no other.
-        self.taken = {column: role for role, column in named.items() if column}
+        # A column that is named for one role is a candidate for no other; a category may be an answer or a source too.
+        self.taken = {column: role for role, column in named.items() if column and role != "category"}
 
     def one(self, role: str, aside: Iterable[str] = ()) -> str | None:
         """The column of a role. Those ``aside`` count only if there is no other."""

@@ -35,6 +35,8 @@ class TableOptions(PluginConfig):
     """Column with the answers to choose from; null finds it, "" takes none."""
     source: str | None = None
     """Column that says which rewards score the row; null finds it, "" takes none."""
+    category: str | None = Field(default=None, min_length=1)
+    """Column with the kind of question, by which an evaluation tells its accuracy apart too; null takes none."""
     chosen: str | None = None
     """Column with the better answer, or several; null finds it, "" takes none."""
     rejected: str | None = None

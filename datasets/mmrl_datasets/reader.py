@@ -114,6 +114,7 @@ class RowReader:
             source=self._text(row, self._columns.source) or "",
             choices=choices,
             candidates=tuple(Candidate(answer.turn.text, answer.score) for answer in talk.answers),
+            category=self._category(row),
         )
 
     def _refuse_media(self, row: _Row) -> None:
@@ -308,6 +309,18 @@ class RowReader:
         if column is not None and column == self._columns.answer:
             raise _null(row, column, "empty")
         return None
+
+    def _category(self, row: _Row) -> str:
+        """The row's category as text; empty where the cell is null or blank."""
+        column = self._columns.category
+        value = None if column is None else lookup(row.cells, column)
+        if value is not None and not isinstance(value, str | int | float):
+            raise DataError(
+                f"The category is {type(value).__name__}",
+                where=f"{row.where}, column {column!r}",
+                possible="text, a number, true or false; null where there is none",
+            )
+        return "" if value is None or value != value else str(value).strip()
 
     def _text(self, row: _Row, column: str | None) -> str | None:
         value = None if column is None else lookup(row.cells, column)

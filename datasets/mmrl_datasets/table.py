@@ -53,10 +53,10 @@ class Table(DatasetLoader):
                 fit name row and column.
         """
         config = self.config
-        split, rows = open_rows(config.path, config.split, config.subset, config.revision)
+        split, rows, folders = self.open()
         named = {role: getattr(config, role) for role in ALIASES}
         columns = choose_columns(rows, named, config.path, asks=type(self) is Table, added=self.added)
-        reader = RowReader(config, columns, split, _image_folders(config), self.adapt)
+        reader = RowReader(config, columns, split, folders, self.adapt)
         self._rows, self._notes = rows, columns.notes
         prompts = self._prompts = TableRows(rows, reader, config.limit)
         if isinstance(rows, ParquetRows) and type(self).adapt is Table.adapt:
@@ -64,6 +64,16 @@ class Table(DatasetLoader):
         shown = f"{len(prompts)} of {len(rows)}" if len(prompts) < len(rows) else f"{len(rows)}"
         self._described = {"path": config.path, "split": split, "rows": shown, **columns.described()}
         return prompts
+
+    def open(self) -> tuple[str, Rows, tuple[Path, ...]]:
+        """The name of the split, its rows, and the folders that image paths start from, if any.
+
+        Raises:
+            DataError: Nothing readable at ``path``, or no such split.
+        """
+        config = self.config
+        split, rows = open_rows(config.path, config.split, config.subset, config.revision)
+        return split, rows, _image_folders(config)
 
     def describe(self) -> Mapping[str, str]:
         """Path, split and rows, then the column of each role that has one."""
@@ -82,8 +92,8 @@ class Table(DatasetLoader):
         """
         assert self._rows is not None, "after load"
         places = {"path", "revision", "image_root", "prompt_template"}
-        # Runs that began before there were answers to compare go on.
-        unnamed = {role for role in COMPARED if getattr(self.config, role) is None}
+        # Runs that began before there were answers to compare, or categories, go on.
+        unnamed = {role for role in (*COMPARED, "category") if getattr(self.config, role) is None}
         options = self.config.model_dump(mode="json", exclude=places | unnamed)
         template = self.config.prompt_template
         text = None if template is None else PromptTemplate(template, "the dataset's prompt_template").text

@@ -36,7 +36,7 @@ class PromptsAhead(PromptSource):
     the row's number gets it, as ids are never compared.
 
     Attributes:
-        lengths: Empty, as are ``sources`` and ``without_image``.
+        lengths: Empty, as are ``sources``, ``categories`` and ``without_image``.
         dropped: Empty: the listener is told once of each row, and nobody keeps them.
     """
 

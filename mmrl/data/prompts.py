@@ -85,6 +85,7 @@ class PromptSource:
         overlong_lengths: Tokens of each one that was too long.
         useless: Rows from which nothing can be learned though they are right, by cause.
         sources: Rows of each source among those that were kept.
+        categories: Likewise of each category; that of rows without one is empty.
         max_images: Most images in one of them.
         without_image: For each dataset, ids of those that have no image.
         spelled: For each dataset, ids of those that have no image and spell the place of one, which is text.
@@ -131,6 +132,7 @@ class PromptSource:
         self.overlong_lengths: list[int] = []
         self.useless: Counter[str] = Counter()
         self.sources: Counter[str] = Counter()
+        self.categories: Counter[str] = Counter()
         self.max_images = 0
         self.without_image: list[list[str]] = [[] for _ in self._datasets]
         self.spelled: list[list[str]] = [[] for _ in self._datasets]
@@ -356,6 +358,7 @@ class PromptSource:
             self._digest.update(contents(prompt, length).encode("utf-8", "surrogatepass"))
             self.lengths.append(length)
             self.sources[prompt.source] += 1
+            self.categories[prompt.category] += 1
             self.max_images = max(self.max_images, len(prompt.images))
             self.without_image[dataset] += [] if prompt.images else [prompt.id]
             self.spelled[dataset] += [prompt.id] if spells_images(prompt) else []

@@ -298,11 +298,28 @@ def partial_loss(
         rows: At least one.
         logprobs_T: Current log-probs of ``seen_samples``, concatenated; likewise ``entropy_T``.
     """
+    return weighed_loss(rows, *token_loss(algorithm, rows, logprobs_T, entropy_T))
+
+
+def token_loss(
+    algorithm: Algorithm, rows: Sequence[TrainingRow], logprobs_T: torch.Tensor, entropy_T: torch.Tensor
+) -> tuple[PackedTokens, TokenLoss]:
+    """The packed tokens, and the algorithm's loss of each; as ``partial_loss``, before anything is summed.
+
+    Raises:
+        PluginError: It fails, or answers values of another shape.
+    """
     tokens = pack_tokens(rows, logprobs_T, entropy_T)
     hint = functools.partial(absent_columns, algorithm, tokens)
     with plugin_errors(algorithm, "loss", passing=(torch.OutOfMemoryError,), hint=hint):
         result = algorithm.loss(tokens)
         _check_loss(algorithm, result, tokens)
+    return tokens, result
+
+
+def weighed_loss(rows: Sequence[TrainingRow], tokens: PackedTokens, result: TokenLoss) -> PartialLoss:
+    """The share of the step's loss of packed rows, from what ``token_loss`` answered."""
+    logprobs_T = tokens.logprobs_T
     weights = torch.tensor([row.weight for row in rows], dtype=logprobs_T.dtype, device=logprobs_T.device)
     weights_T = weights[tokens.sequence_T]
 

@@ -10,6 +10,7 @@ from mmrl.data.prompts import PromptSource
 from mmrl.errors import ConfigError
 from mmrl.interfaces import Algorithm, Needs, View
 from mmrl.interfaces.views import members_of_views, try_views
+from mmrl.ops.categories import MOST
 from mmrl.step.source import Source
 
 if TYPE_CHECKING:
@@ -211,6 +212,18 @@ def _longest_answer(config: Config, name: str) -> tuple[int, str]:
     if own is None or own.max_new_tokens == config.sampler.max_new_tokens:
         return config.max_completion_tokens, "sampler.max_new_tokens"
     return own.max_new_tokens, f"{own.key}.max_new_tokens"
+
+
+def check_categories(source: PromptSource) -> None:
+    """Check that an evaluation has few categories: each is a metric."""
+    if (count := len(set(source.categories) - {""})) > MOST:
+        first = ", ".join(sorted(source.categories.keys() - {""})[:3])
+        raise ConfigError(
+            f"the rows of {source.name} are of {count} categories, such as {first}, and each would be a metric",
+            where=f"{source.name}.category",
+            possible=f"at most {MOST} categories",
+            remedy="name a column with fewer, or remove it",
+        )
 
 
 def check_scored(config: Config, source: PromptSource) -> None:

@@ -332,6 +332,8 @@ class RunSetup:
             progress=self._progress,
         )
         checks.check_lengths(self.config, self.folder, source)
+        if name != "data.train":
+            checks.check_categories(source)
         if scored:
             checks.check_scored(self.config, source)
         return source

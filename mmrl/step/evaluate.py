@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -12,9 +13,10 @@ from mmrl.config.evaluations import EvaluationSet
 from mmrl.config.sections import Config
 from mmrl.data.prompts import PromptSource
 from mmrl.engine_api import PromptEncoder
+from mmrl.ops.categories import category_metrics
 from mmrl.ops.metrics import right_of
 from mmrl.rollout.collector import Collector
-from mmrl.step.forward import Judged
+from mmrl.step.forward import Judge, Judged
 from mmrl.step.gather import not_trained_on
 from mmrl.types import CreditedGroup, EncodedPrompt, ScoredGroup
 
@@ -79,14 +81,17 @@ class Evaluator:
             found = self._judged(prompts, how)
             self._record(step, found, name, blank=False)
             values |= _renamed(found.metrics, name, "eval")
+            by_category = category_metrics(found.right, [prompt.prompt.category for prompt in prompts])
+            values |= {metric_of(name, key): value for key, value in by_category.items()}
             if self._config.trainer.blanks(step):
-                values |= _renamed(self._with_blank_images(step, how, prompts, found.groups), name, "eval_blank")
+                values |= _renamed(self._with_blank_images(step, how, prompts, found), name, "eval_blank")
         return values
 
     def _judged(self, prompts: Sequence[EncodedPrompt], how: EvaluationSet) -> Judged:
         """Completions of prompts and their scores."""
         found = self._collector.evaluate(prompts, how)
-        return Judged([not_trained_on(group) for group in found.groups], found.metrics)
+        right = [right_of(group.component(how.judge)) for group in found.groups]
+        return Judged([not_trained_on(group) for group in found.groups], found.metrics, {"accuracy": right})
 
     def _prompts(self, name: str) -> Sequence[EncodedPrompt]:
         """The prompts of a set, which are kept for the next evaluation if they are few."""
@@ -101,34 +106,41 @@ class Evaluator:
         self._recorder.evaluation(step, found.groups, name=name, blank=blank)
 
     def _with_blank_images(
-        self, step: int, how: EvaluationSet, prompts: Sequence[EncodedPrompt], groups: Sequence[CreditedGroup]
+        self, step: int, how: EvaluationSet, prompts: Sequence[EncodedPrompt], whole: Judged
     ) -> dict[str, float]:
         """As ``eval/*``, of prompts whose images are mid-grey ones of the same size; these are ``eval_blank/*``.
 
-        - ``eval_blank/accuracy_gap``: the accuracy of the same prompts with their images, less ``eval_blank/accuracy``.
+        - ``eval_blank/accuracy_gap``: the accuracy of the same prompts with their images, less ``eval_blank/accuracy``;
+          the part of a preference that was learned from the images, where candidates are compared.
         - ``eval_blank/mean_gap``: the same of the mean of what tells right from wrong, which may be graded.
+
+        Args:
+            whole: The evaluation with their own images.
         """
-        right = how.judge
-        scored = [group.scored for group in groups]
-        shown = [g for g in scored if g.group.prompt.images and not np.isnan(g.component(right)).all()]
-        if not shown:
+        known = [how.accuracy is None or not np.isnan(right).all() for right in whole.right]
+        chosen = _spread([at for at, prompt in enumerate(prompts) if prompt.images and known[at]])
+        if not chosen:
             return {}
-        chosen = _spread(shown)
-        found = self._judged([self._encoder.blanked(group.group.prompt) for group in chosen], how)
+        found = self._judged([self._encoder.blanked(prompts[at]) for at in chosen], how)
         self._record(step, found, how.name, blank=True)
-        values = dict(found.metrics)
-        blanked = [group.scored for group in found.groups]
-        pictured, blank = (np.concatenate([each.component(right) for each in some]) for some in (chosen, blanked))
-        values["eval/accuracy_gap"] = float(np.nanmean(right_of(pictured))) - values["eval/accuracy"]
-        known = not np.isnan(blank).all()
-        return values | ({"eval/mean_gap": float(np.nanmean(pictured) - np.nanmean(blank))} if known else {})
+        values, right = dict(found.metrics), np.concatenate([whole.right[at] for at in chosen])
+        if "eval/accuracy" in values and not np.isnan(right).all():
+            values["eval/accuracy_gap"] = float(np.nanmean(right)) - values["eval/accuracy"]
+        if how.accuracy is not None:
+            pictured, blank = (
+                np.concatenate([group.scored.component(how.accuracy) for group in groups])
+                for groups in ([whole.groups[at] for at in chosen], found.groups)
+            )
+            if not np.isnan(blank).all():
+                values["eval/mean_gap"] = float(np.nanmean(pictured) - np.nanmean(blank))
+        return values
 
 
 class ComparisonEvaluator(Evaluator):
     """Evaluates a policy by the candidates of held-out rows, in forward passes; nothing is sampled.
 
     Args:
-        judge: Compares groups by the algorithm's loss.
+        judge: Judges the groups.
         group: The group that a row has itself.
     """
 
@@ -139,7 +151,7 @@ class ComparisonEvaluator(Evaluator):
         encoder: PromptEncoder,
         collector: Collector,
         recorder: EvaluationRecorder,
-        judge: Callable[[Sequence[ScoredGroup]], Judged],
+        judge: Judge,
         group: Callable[[EncodedPrompt], ScoredGroup],
     ) -> None:
         super().__init__(config, sources, encoder, collector, recorder)
@@ -147,21 +159,7 @@ class ComparisonEvaluator(Evaluator):
 
     def _judged(self, prompts: Sequence[EncodedPrompt], how: EvaluationSet) -> Judged:
         found = self._judge([self._group(prompt) for prompt in prompts])
-        return Judged(found.groups, {f"eval/{name}": value for name, value in found.metrics.items()})
-
-    def _with_blank_images(
-        self, step: int, how: EvaluationSet, prompts: Sequence[EncodedPrompt], groups: Sequence[CreditedGroup]
-    ) -> dict[str, float]:
-        """As ``Evaluator``'s; ``eval_blank/accuracy_gap`` tells whether a preference was learned from the images."""
-        chosen = _spread([prompt for prompt in prompts if prompt.images])
-        if not chosen:
-            return {}
-        found = self._judged([self._encoder.blanked(prompt) for prompt in chosen], how)
-        self._record(step, found, how.name, blank=True)
-        pictured, gap = self._judged(chosen, how).metrics, {}
-        if "eval/accuracy" in pictured:
-            gap = {"eval/accuracy_gap": pictured["eval/accuracy"] - found.metrics["eval/accuracy"]}
-        return {**found.metrics, **gap}
+        return replace(found, metrics={f"eval/{name}": value for name, value in found.metrics.items()})
 
 
 _T = TypeVar("_T")

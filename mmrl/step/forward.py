@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from mmrl.engine_api import Learner, Network, NetworkFiles, UpdateResult, Way
 from mmrl.interfaces import Algorithm
-from mmrl.ops.objective import partial_loss, reduce_partials, seen_samples
+from mmrl.ops.objective import reduce_partials, seen_samples, token_loss, weighed_loss
 from mmrl.step.learn import LearnSettings, finished, learn
 from mmrl.token_columns import POLICY
-from mmrl.types import CreditedGroup, FloatArray, Sample, ScoredGroup, TrainingRow
+from mmrl.types import CreditedGroup, FloatArray, Sample, SampleKey, ScoredGroup, TrainingRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,22 @@ class Judged:
     Attributes:
         groups: As they are recorded, in the order of the prompts.
         metrics: Means over the groups, by name.
+        values: By name, an array (S,) for each group: the values of its S rollouts whose mean is a metric, NaN where a
+            rollout has none. ``accuracy`` is there if anything tells right from wrong.
     """
 
     groups: Sequence[CreditedGroup]
     metrics: Mapping[str, float]
+    values: Mapping[str, Sequence[FloatArray]] = field(default_factory=dict)
+
+    @property
+    def right(self) -> Sequence[FloatArray]:
+        """For each group the accuracies of its rollouts; NaN where nothing tells right from wrong."""
+        return self.values.get("accuracy", [np.full(len(group.scored.rollouts), np.nan) for group in self.groups])
+
+
+Judge = Callable[[Sequence[ScoredGroup]], Judged]
+"""Judges groups that nobody sampled; its metrics have no section."""
 
 
 class ForwardPass(Learner):
@@ -40,12 +52,14 @@ class ForwardPass(Learner):
 
     Attributes:
         means: The means over sequences, by name.
+        values: Likewise the values of the sequences, by their keys.
     """
 
     def __init__(self, learner: Learner, algorithm: Algorithm) -> None:
         self._policy, self._algorithm = learner.network(POLICY), algorithm
         self.networks: Mapping[str, Network] = {**learner.networks, POLICY: self}
         self.means: dict[str, float] = {}
+        self.values: dict[str, dict[SampleKey, float]] = {}
 
     def score(self, samples: Sequence[Sample], *, way: Way = "packed") -> list[FloatArray]:
         return self._policy.score(samples, way=way)
@@ -58,8 +72,12 @@ class ForwardPass(Learner):
             return UpdateResult({}, [], [])
         logprobs = self._policy.score(seen_samples(rows))
         logprobs_T = torch.from_numpy(np.concatenate(logprobs))
-        partial = partial_loss(self._algorithm, rows, logprobs_T, torch.zeros_like(logprobs_T))
+        tokens, loss = token_loss(self._algorithm, rows, logprobs_T, torch.zeros_like(logprobs_T))
+        partial = weighed_loss(rows, tokens, loss)
         metrics = reduce_partials([partial])
+        keys = [row.sample.key for row in rows]
+        for name, values_N in loss.sequence_metrics.items():
+            self.values[name] = dict(zip(keys, values_N.double().tolist(), strict=True))
         self.means = {name: metrics[name] for name in partial.sequences if name in metrics}
         own = logprobs[: len(rows)]
         return UpdateResult(metrics, own, [np.zeros_like(values) for values in own])
@@ -68,9 +86,7 @@ class ForwardPass(Learner):
         raise AssertionError("an evaluation changes no weights")
 
 
-def judged(
-    groups: Sequence[ScoredGroup], algorithm: Algorithm, learner: Learner, settings: LearnSettings
-) -> Judged:
+def judged(groups: Sequence[ScoredGroup], algorithm: Algorithm, learner: Learner, settings: LearnSettings) -> Judged:
     """The groups with their log-probs, and the means over sequences of the algorithm's loss, such as ``accuracy`` for
     ``preference/accuracy``, and its ``loss``; no metric if no group is in the loss.
 
@@ -91,5 +107,15 @@ def judged(
     ]
     if "loss/total" not in result.metrics:
         return Judged(seen, {})
-    means = {name.rpartition("/")[2]: value for name, value in forward.means.items()}
-    return Judged(seen, {**means, "loss": result.metrics["loss/total"]})
+    means = {_short(name): value for name, value in forward.means.items()}
+    values = {_short(name): _of_groups(groups, known) for name, known in forward.values.items()}
+    return Judged(seen, {**means, "loss": result.metrics["loss/total"]}, values)
+
+
+def _short(name: str) -> str:
+    """``accuracy`` for ``preference/accuracy``."""
+    return name.rpartition("/")[2]
+
+
+def _of_groups(groups: Sequence[ScoredGroup], known: Mapping[SampleKey, float]) -> list[FloatArray]:
+    return [np.array([known.get(rollout.key, np.nan) for rollout in group.rollouts]) for group in groups]

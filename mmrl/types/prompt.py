@@ -99,6 +99,7 @@ class Prompt:
         source: The dataset that it is from, which decides which rewards score it; empty for the config's one.
         choices: The answers that the question offers, in the order of their letters A, B, ...
         candidates: Completions to compare, or one with a verdict; empty where the dataset gives none.
+        category: The kind of question, by which evaluations tell accuracies apart; empty if the row has none.
     """
 
     id: str
@@ -110,6 +111,7 @@ class Prompt:
     source: str = ""
     choices: tuple[str, ...] = ()
     candidates: tuple[Candidate, ...] = ()
+    category: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

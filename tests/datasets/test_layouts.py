@@ -489,6 +489,22 @@ def test_a_column_that_is_named_for_one_role_is_no_candidate_for_another() -> No
     assert (prompt.demonstration, prompt.answer) == ("so 1", "1")
 
 
+def test_a_category_is_a_columns_text_or_number_and_may_be_missing() -> None:
+    row = {"problem": "?", "answer": "1", "level": 3, "is_easy": False, "tags": {"topic": " algebra "}, "no": None}
+    assert read(row).category == ""
+    names = {"level": "3", "is_easy": "False", "tags.topic": "algebra", "no": ""}
+    assert {name: read(row, category=name).category for name in names} == names
+    assert read({**row, "level": float("nan")}, category="level").category == ""
+    kept = read({**row, "data_source": "sums"}, category="data_source")
+    assert (kept.category, kept.source) == ("sums", "sums")
+    assert (read(row, category="answer").category, read(row, category="answer").answer) == ("1", "1")
+    with pytest.raises(DataError, match="The category is dict") as caught:
+        read(row, category="tags")
+    assert "column 'tags'" in caught.value.where
+    with pytest.raises(DataError, match="has no column 'topic' for its category"):
+        read(row, category="topic")
+
+
 def test_numbered_columns_must_not_have_gaps() -> None:
     with pytest.raises(DataError, match="image_1, image_3 are not numbered one after the other"):
         read({"problem": "?", "image_1": encoded(), "image_3": None, "answer": "1"})

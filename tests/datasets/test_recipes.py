@@ -7,6 +7,7 @@ import io
 import json
 import re
 import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,7 @@ def told(answer: str) -> str:
     return f"\n\nHuman: Hi.\n\nAssistant: Hello.\n\nHuman: Which hat?\n\nAssistant: {answer}"
 
 
+LLAVA = [{"from": "human", "value": "<image>Which hat?"}]
 BENCH = {"ID": "pairs-1", "Category": "safety", "Dataset": "PAIRS", "Image": "a.png", "Text": "Which hat?"}
 COMPARED: dict[str, list[dict[str, Any]]] = {
     "rlaif_v": [{**TAGS, "image": picture(), "question": "Which hat?", **TWO}],
@@ -123,9 +125,23 @@ COMPARED: dict[str, list[dict[str, Any]]] = {
         }
     ],
     "hh_rlhf": [{name: told(text) for name, text in TWO.items()}],
+    "llava_preference": [
+        {
+            "id": "000000000009",
+            "image": "a.png",
+            "conversations": [*LLAVA, {"from": "gpt", "value": "A hat."}],
+            "output_1": {"from": "llava", "value": first},
+            "output_2": {"from": "llava", "value": second},
+            "hallucination": False,
+            "preference": better,
+        }
+        for first, second, better in (("A red hat.", "A blue hat.", 1), ("A blue hat.", "A red hat.", 2))
+    ],
+    "mm_rlhf": [{"prompt": "<image>Which hat?", **TWO, "image": "a.png"}],
+    "mmpr": [{"image": "a.png", "question": "<image>Which hat?", **TWO}],
     "vl_rewardbench": [
         {
-            "id": "1",
+            "id": "RLAIF-V-14",
             "query": "Which hat?",
             "response": ["A blue hat.", "A red hat."],
             "image": picture(),
@@ -206,9 +222,23 @@ def load(name: str, folder: Path, **options: Any) -> list[Prompt]:
     loader = recipe(name)
     split = loader.Config().split or "all_data"  # type: ignore[call-arg]
     rows = (ROWS | COMPARED)[name]
-    pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}-00000-of-00001.parquet")
+    if name in ("mm_rlhf", "mmpr"):
+        write_lines(folder / f"{split}.jsonl", rows)
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}-00000-of-00001.parquet")
+    if name == "mmpr":
+        write_meta(folder, {"hats": {"root": "", "annotation": "all_data.jsonl", "repeat_time": 1}})
     check_dataset(loader, options={"path": str(folder), **options})
     return list(loader(loader.Config(path=str(folder), **options)).load())
+
+
+def write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_meta(folder: Path, entries: Mapping[str, Any]) -> None:
+    (folder / "meta.json").write_text(json.dumps(entries))
 
 
 def test_every_recipe_has_its_rows_here_and_its_facts() -> None:
@@ -335,6 +365,12 @@ BAD = [
     ("vl_rewardbench", {"human_ranking": [0, 0]}, "The ranks are", "'human_ranking'"),
     ("multimodal_rewardbench", {"Better": "Output3"}, "is 'Output3'", "'Better'"),
     ("multimodal_rewardbench", {"Output1": None}, "The answer is null", "'rejected'"),
+    ("multimodal_rewardbench", {"Category": ["safety"]}, "The category is list", "'category'"),
+    ("llava_preference", {"preference": 0}, "The preference is 0", "'preference'"),
+    ("llava_preference", {"preference": True}, "The preference is True", "'preference'"),
+    ("llava_preference", {"output_1": None}, "The answer is null", "'chosen'"),
+    ("llava_preference", {"output_2": {"from": "llava", "value": " "}}, "answer is empty", "'rejected'"),
+    ("mm_rlhf", {"video": "long/1.mp4"}, "The row has video, and only text and images", "'video'"),
 ]
 
 
@@ -351,11 +387,111 @@ def test_a_row_of_another_layout_is_an_error_of_row_and_column(
     assert "row 1" in caught.value.where and column in caught.value.where
 
 
-def test_a_benchmark_that_is_on_no_hub_asks_for_a_copy() -> None:
-    loader = recipe("multimodal_rewardbench")
-    with pytest.raises(DataError, match="no copy is named") as caught:
+@pytest.mark.parametrize("name", ["multimodal_rewardbench", "mm_rlhf", "mmpr"])
+def test_data_whose_pictures_are_on_no_hub_ask_for_a_copy(name: str) -> None:
+    loader = recipe(name)
+    with pytest.raises(DataError, match=r"no (unpacked )?copy is named") as caught:
         loader(loader.Config()).load()  # type: ignore[call-arg]
     assert "path" in caught.value.remedy
+
+
+def test_benchmarks_tell_the_categories_that_their_authors_publish(tmp_path: Path) -> None:
+    """VL-RewardBench by its authors' `cal.py`, Multimodal RewardBench by `2_get_accuracy.py`."""
+    published = {
+        "vl_rewardbench": (
+            COMPARED["vl_rewardbench"][0],
+            "id",
+            {
+                "mathverse_Text Dominant-5": "reasoning", "mmmu_pro_validation_1": "reasoning",
+                "hallucination_pair-12": "hallucination", "RLAIF-V-14": "hallucination", "RLHF-V-3": "hallucination",
+                "wildvision-battle-7": "general", "LRVInstruction-000000007746": "general",
+            },
+        ),
+        "multimodal_rewardbench": (
+            COMPARED["multimodal_rewardbench"][0] | {"Category": "reasoning"},
+            "ID",
+            {"mathvista_3": "reasoning/math", "EMMA-Coding_1": "reasoning/coding"},
+        ),
+    }  # fmt: skip
+    for name, (row, key, categories) in published.items():
+        folder, loader = tmp_path / name, recipe(name)
+        rows = [row | {"image": None, "Image": None, key: each} for each in categories]
+        write_lines(folder / f"{loader.Config().split or 'all'}.jsonl", rows)  # type: ignore[call-arg]
+        found = loader(loader.Config(path=str(folder), images="")).load()
+        assert [prompt.category for prompt in found] == list(categories.values())
+    assert [prompt.category for prompt in load("multimodal_rewardbench", tmp_path, images="")] == ["safety/bias"] * 2
+
+
+def test_a_talk_of_llavas_may_be_in_a_list_of_its_own_and_end_with_the_question(tmp_path: Path) -> None:
+    [row, _] = COMPARED["llava_preference"]
+    earlier = [{"from": "human", "value": "Hi."}, {"from": "gpt", "value": "Hello."}, *LLAVA]
+    talks = [[*LLAVA, {"from": "gpt", "value": "A hat."}]], earlier
+    write_lines(tmp_path / "train.jsonl", [row | {"conversations": each, "image": "a.png"} for each in talks])
+    (tmp_path / "a.png").write_bytes(picture()["bytes"])
+    loader = recipe("llava_preference")
+    one, two = loader(loader.Config(path=str(tmp_path))).load()
+    assert [each.content for each in one.messages] == ["<image>Which hat?"]
+    assert [each.content for each in two.messages] == ["Hi.", "Hello.", "<image>Which hat?"]
+    assert one.candidates == two.candidates and one.demonstration is None
+
+
+def test_the_files_of_a_meta_json_are_one_dataset_with_the_images_of_each(tmp_path: Path) -> None:
+    """Paths count from its folder, or as InternVL's own example has them from the one around it."""
+    folder = tmp_path / "MMPR"
+    for place, shade in (("one", 10), ("two", 20)):
+        (folder / "images" / place).mkdir(parents=True)
+        (folder / "images" / place / "a.png").write_bytes(picture(shade)["bytes"])
+    texts = [f"Which hat is {place}?" for place in range(6)]
+    write_lines(folder / "annotations" / "one.jsonl", [{"image": "a.png", "question": text, **TWO} for text in texts])
+    pair = {"image": ["a.png", "a.png"], "question": "<image><image>Which?", **TWO}
+    write_lines(folder / "annotations" / "two.jsonl", [pair, {"question": "Why?", **TWO}])
+    shared = {"data_augment": False, "max_dynamic_patch": 12, "length": 6}
+    write_meta(
+        folder,
+        {
+            "one": {"root": "images/one", "annotation": "annotations/one.jsonl", "repeat_time": 0.5, **shared},
+            "two": {"root": "MMPR/images/two", "annotation": "MMPR/annotations/two.jsonl", "repeat_time": 2, **shared},
+        },
+    )
+    loader = recipe("mmpr")
+    rows = list(loader(loader.Config(path=str(folder), category="subset")).load())
+    asked = [prompt.messages[0].content for prompt in rows]
+    assert asked == [f"<image>{texts[at]}" for at in (0, 2, 4)] + ["<image><image>Which?", "Why?"] * 2
+    assert [prompt.category for prompt in rows] == ["one"] * 3 + ["two"] * 4
+    assert {image.data for prompt in rows[:3] for image in prompt.images} == {picture(10)["bytes"]}
+    assert [image.data for image in rows[3].images] == [picture(20)["bytes"]] * 2 and not rows[4].images
+    assert len({prompt.id for prompt in rows}) == 7
+    alone = loader(loader.Config(path=str(folder / "meta.json"), subset="two"))
+    assert len(alone.load()) == 4 and alone.fingerprint() != loader(loader.Config(path=str(folder))).fingerprint
+    other = tmp_path / "pictures"
+    (other / "images" / "one").mkdir(parents=True)
+    (other / "images" / "one" / "a.png").write_bytes(picture(30)["bytes"])
+    moved = loader(loader.Config(path=str(folder), subset="one", image_root=str(other))).load()
+    assert moved[0].images[0].data == picture(30)["bytes"]
+
+
+@pytest.mark.parametrize(
+    ("meta", "options", "message"),
+    [
+        (None, {}, "meta.json cannot be read"),
+        ([], {}, "no list of files"),
+        ({"a": {"root": "."}}, {}, "annotation and root are no paths"),
+        ({"a": {"annotation": "a.jsonl"}}, {}, "There is no file a.jsonl"),
+        ({"a": {"annotation": "some.jsonl", "repeat_time": "2"}}, {}, "repeat_time is '2'"),
+        ({"a": {"annotation": "some.jsonl", "repeat_time": 0}}, {}, "no rows that are taken"),
+        ({"a": {"annotation": "some.jsonl"}}, {"subset": "b"}, "There is no subset 'b'"),
+    ],
+)
+def test_a_meta_json_that_leads_nowhere_is_an_error(
+    meta: Any, options: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    write_lines(tmp_path / "some.jsonl", COMPARED["mmpr"])
+    if meta is not None:
+        (tmp_path / "meta.json").write_text(json.dumps(meta))
+    loader = recipe("mmpr")
+    with pytest.raises(DataError, match=message) as caught:
+        loader(loader.Config(path=str(tmp_path), **options)).load()
+    assert "meta.json" in caught.value.where
 
 
 def test_options_of_a_recipe_may_be_overridden(tmp_path: Path) -> None:
@@ -382,7 +518,7 @@ def test_the_page_and_the_recipes_agree() -> None:
     page = (ROOT / "datasets" / "README.md").read_text()
     lines = set(page.splitlines())
     for role, names in ALIASES.items():
-        assert f"| `{role}` | {', '.join(f'`{name}`' for name in names)} |" in lines
+        assert f"| `{role}` | {', '.join(f'`{name}`' for name in names) or 'the one that you name'} |" in lines
     for names in (PICTURES, REFERENCES):
         assert ", ".join(f"`{name}`" for name in names) in " ".join(page.split())
     for name in RECIPES:

@@ -223,6 +223,16 @@ def test_rows_that_no_reward_scores_are_an_error_that_lists_both_sides(mixed):
         _ = mixed(["sums", "products"], ["sums"], limit=2).evaluations
 
 
+def test_the_categories_of_an_evaluation_are_counted_and_bounded(mixed, monkeypatch):
+    found = mixed(None, None, category="answer").evaluations[""]
+    assert found.categories == {"1": 1, "2": 1, "3": 1}
+    monkeypatch.setattr("mmrl.runs.checks.MOST", 2)
+    with pytest.raises(ConfigError, match=r"the rows of data\.eval are of 3 categories, such as 1, 2, 3") as caught:
+        _ = mixed(None, None, category="answer").evaluations
+    assert caught.value.possible == "at most 2 categories" and caught.value.where == "data.eval.category"
+    assert len(mixed(None, None, limit=2).evaluations) == 1
+
+
 def test_a_reward_for_rows_that_are_not_there_is_an_error(mixed):
     with pytest.raises(ConfigError, match="meant for rows of summs, and there are none") as caught:
         _ = mixed(None, ["summs"]).training

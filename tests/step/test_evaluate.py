@@ -14,7 +14,9 @@ from mmrl.config.load import from_mapping
 from mmrl.config.sections import Config, TrainerConfig
 from mmrl.errors import ConfigError
 from mmrl.rollout.collector import Evaluation
-from mmrl.step.evaluate import Evaluator
+from mmrl.step.evaluate import ComparisonEvaluator, Evaluator
+from mmrl.step.forward import Judged
+from mmrl.step.gather import not_trained_on
 from mmrl.testing.rollouts import make_rollouts
 from mmrl.types import CreditedGroup, EncodedPrompt, ImageRef, RolloutGroup, ScoredGroup
 
@@ -143,3 +145,56 @@ def test_each_set_is_asked_in_its_own_way_and_has_metrics_of_its_own() -> None:
     assert values["eval_blank/a/accuracy_gap"] == pytest.approx(1 / 2)  # p1 is right without its picture
     assert values["eval_blank/b/accuracy_gap"] == values["eval_blank/b/mean_gap"] == pytest.approx(2 / 3)
     assert {name.split("/")[1] for name in values} == {"a", "b"}
+
+
+def in_category(prompt: EncodedPrompt, category: str) -> EncodedPrompt:
+    return replace(prompt, prompt=replace(prompt.prompt, category=category))
+
+
+def test_accuracies_by_category_stand_beside_those_of_the_set() -> None:
+    """p1 is right without its picture, p0 and p2 are not; p3 has no category."""
+    asked = [replace(each, images=(GREY,)) for each in prompts(4, pictured=lambda place: True)]
+    found = [in_category(prompt, name) for prompt, name in zip(asked, ("a", "b", "b", ""), strict=True)]
+    values = evaluator(Parts(found), blank_every=1).evaluate(5)
+    assert values["eval/accuracy"] == 0.25
+    by_category = {name: value for name, value in values.items() if name.count("/") == 2 and "accuracy" in name}
+    assert by_category == {"eval/accuracy/a": 0.0, "eval/accuracy/b": 0.5}
+    assert values["eval/macro_accuracy"] == 0.25 and values["eval/uncategorised_fraction"] == 0.25
+    data = {"train": {"name": "t"}, "eval": {"one": {"name": "t"}}}
+    base = {"model": {"path": "m"}, "rewards": [{"name": "right"}], "algorithm": {"name": "a"}, "data": data}
+    named, parts = from_mapping({**base, "trainer": {"steps": 5, "eval_every": 5}}), Parts(found)
+    sources = cast(Any, {"one": parts})
+    values = Evaluator(named, sources, cast(Any, parts), cast(Any, parts), parts).evaluate(5)
+    assert (values["eval/one/accuracy/b"], values["eval/one/macro_accuracy"]) == (0.5, 0.25)
+
+
+def test_pairs_are_judged_once_with_their_pictures_and_the_chosen_ones_once_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of six pairs with pictures every second one is asked again. A margin of nothing is half right."""
+    monkeypatch.setattr("mmrl.step.evaluate.NUM_BLANK", 3)
+    names = ["a", "b", "a", "b", "a", "a"]
+    found = [in_category(each, name) for each, name in zip(prompts(6, pictured=lambda place: True), names, strict=True)]
+    pictured = {"p0": 1.0, "p1": 0.0, "p2": 0.5, "p3": 1.0, "p4": 1.0, "p5": 0.0}
+    judged = list[list[str]]()
+
+    def group(prompt: EncodedPrompt) -> ScoredGroup:
+        pair = RolloutGroup(prompt, tuple(make_rollouts(["yes", "no"])))
+        return ScoredGroup(pair, np.array([1.0, 0.0]), np.ones(2, bool), {})
+
+    def judge(groups: Sequence[ScoredGroup]) -> Judged:
+        judged.append([each.group.prompt.id for each in groups])
+        right = [0.0 if GREY in each.group.prompt.images else pictured[each.group.prompt.id] for each in groups]
+        values = {"accuracy": [np.array([value, np.nan]) for value in right]}
+        metrics = {"accuracy": float(np.mean(right)), "margin": 0.5}
+        return Judged([not_trained_on(each) for each in groups], metrics, values)
+
+    parts, run = Parts(found), config(blank_every=1).model_copy(update={"rewards": ()})
+    all_parts = cast(Any, parts)
+    values = ComparisonEvaluator(run, {"": all_parts}, all_parts, all_parts, parts, judge, group).evaluate(5)
+    assert judged == [["p0", "p1", "p2", "p3", "p4", "p5"], ["p0", "p2", "p4"]]
+    assert values["eval/accuracy"] == pytest.approx(3.5 / 6) and values["eval_blank/accuracy"] == 0.0
+    assert values["eval_blank/accuracy_gap"] == pytest.approx(2.5 / 3)
+    assert values["eval/accuracy/a"] == pytest.approx(2.5 / 4) and values["eval/accuracy/b"] == 0.5
+    assert values["eval/macro_accuracy"] == pytest.approx((2.5 / 4 + 0.5) / 2)
+    assert [(blank, len(groups)) for _, blank, groups in parts.recorded] == [(False, 6), (True, 3)]

@@ -13,6 +13,11 @@ from mmrl.types import Prompt
 from mmrl_datasets.table import Table
 
 _SPEAKER = re.compile(r"\n\n(Human|Assistant):")
+_GROUPS = {
+    "mathverse": "reasoning", "mmmu": "reasoning", "hallucination": "hallucination", "rlaif": "hallucination",
+    "rlhf": "hallucination", "wildvision": "general",
+}  # fmt: skip
+"""The published category of VL-RewardBench's rows, by how their ids begin; all others are VLFeedback's: general."""
 _ASPECTS = ("Helpfulness", "Visual Faithfulness", "Ethical Considerations")
 
 
@@ -249,8 +254,10 @@ class VLRewardBench(Table):
         origin="MMInstruction/VL-RewardBench",
         licence="MIT",
         rows={"test": 1247},
-        notes="For evaluation. query_source is the category. An earlier revision has 1,250 rows.",
+        notes="For evaluation. Categories are the three that its authors average over, by a row's id; query_source is "
+        "a finer one. An earlier revision has 1,250 rows.",
     )
+    added: ClassVar[tuple[str, ...]] = ("category",)
 
     class Config(Table.Config):
         path: str = "MMInstruction/VL-RewardBench"
@@ -267,9 +274,11 @@ class VLRewardBench(Table):
         """Column with the two answers."""
         scores: str | None = "human_ranking"
         """Column with their ranks, 0 for the better one."""
+        category: str | None = "category"
+        """reasoning, hallucination or general, as published; or a column."""
 
     def adapt(self, cells: dict[str, Any], where: str) -> dict[str, Any]:
-        """Make scores of ranks.
+        """Make scores of ranks, and tell the category.
 
         Raises:
             DataError: The ranks are not 0 and 1.
@@ -278,7 +287,8 @@ class VLRewardBench(Table):
         if not isinstance(ranks, list) or sorted(map(repr, ranks)) != ["0", "1"]:
             where = f"{where}, column 'human_ranking'"
             raise DataError(f"The ranks are {ranks!r:.50}", where=where, possible="[0, 1] or [1, 0]")
-        return cells | {"human_ranking": [1 - rank for rank in ranks]}
+        begins = re.split("[-_]", str(cells.get("id")), maxsplit=1)[0].lower()
+        return cells | {"human_ranking": [1 - rank for rank in ranks], "category": _GROUPS.get(begins, "general")}
 
 
 class MultimodalRewardBench(Table):
@@ -286,10 +296,12 @@ class MultimodalRewardBench(Table):
 
     facts = DatasetFacts(
         origin="facebookresearch/multimodal_rewardbench",
-        notes="For evaluation. On GitHub and not on a hub: path is the local JSON file, image_root the folder of the "
-        "pictures. Category is the category; its authors average over categories.",
+        licence="CC-BY-NC",
+        notes="For evaluation. On GitHub and not on a hub: path is data/all_data.json of a clone, once its script has "
+        "made it. Categories are those of its authors, safety and reasoning in two parts each; their Overall is "
+        "eval/accuracy, the mean over rows.",
     )
-    added: ClassVar[tuple[str, ...]] = ("chosen", "rejected")
+    added: ClassVar[tuple[str, ...]] = ("chosen", "rejected", "category")
 
     class Config(Table.Config):
         path: str = "facebookresearch/multimodal_rewardbench"
@@ -306,6 +318,8 @@ class MultimodalRewardBench(Table):
         """The output that is better."""
         rejected: str | None = "rejected"
         """The other output."""
+        category: str | None = "category"
+        """The category as published; or a column."""
 
     def load(self) -> Sequence[Prompt]:
         """The rows, lazily.
@@ -333,4 +347,15 @@ class MultimodalRewardBench(Table):
             where = f"{where}, column 'Better'"
             raise DataError(f"The better output is {better!r:.50}", where=where, possible=" or ".join(outputs))
         [worse] = (name for name in outputs if name != better)
-        return cells | {"chosen": cells.get(better), "rejected": cells.get(worse)}
+        category = _with_part(cells.get("Category"), str(cells.get("ID")).lower())
+        return cells | {"chosen": cells.get(better), "rejected": cells.get(worse), "category": category}
+
+
+def _with_part(category: Any, name: str) -> Any:
+    """The category, with the part that its authors tell apart by the beginning of ids."""
+    match category:
+        case "safety":
+            return "safety/bias" if name.startswith("pairs") else "safety/toxicity"
+        case "reasoning":
+            return "reasoning/math" if name.startswith("math") else "reasoning/coding"
+    return category
