@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         Refill,
         Reward,
         RunFacts,
+        SampledRow,
         Scores,
         StepRecord,
         StepView,
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
         Tracker,
         tool,
     )
+    from mmrl.rollout.records.paging import GroupPages
+    from mmrl.runs.evaluated import RecordedEvaluation, load_evaluation
     from mmrl.runs.reader import Metrics, Run, load_run
     from mmrl.runs.sweeps import Sweep, load_sweep
     from mmrl.types import (
@@ -106,6 +109,7 @@ __all__ = [
     "Evaluation",
     "Finding",
     "FinishReason",
+    "GroupPages",
     "HubError",
     "HubUnreachableError",
     "ImageRef",
@@ -125,6 +129,7 @@ __all__ = [
     "Prompt",
     "RankLostError",
     "RawImage",
+    "RecordedEvaluation",
     "Refill",
     "ResourceError",
     "Reward",
@@ -133,6 +138,7 @@ __all__ = [
     "Run",
     "RunFacts",
     "Sample",
+    "SampledRow",
     "Score",
     "ScoredGroup",
     "Scores",
@@ -149,13 +155,17 @@ __all__ = [
     "check",
     "evaluate",
     "export",
+    "load_evaluation",
     "load_run",
     "load_sweep",
     "sweep",
     "tool",
     "train",
 ]
-_HOMES = "errors", "types", "runs.reader", "runs.sweeps", "interfaces", "api.calls", "api.sweeps"
+_HOMES = (
+    *("errors", "types", "runs.reader", "runs.sweeps", "runs.evaluated", "rollout.records.paging"),
+    *("interfaces", "api.calls", "api.sweeps"),
+)
 """The modules that have these names, those that import least first."""
 
 _old_names.install()

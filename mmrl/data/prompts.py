@@ -151,7 +151,7 @@ class PromptSource:
         return len(self._kept)
 
     def __getitem__(self, index: int) -> Prompt:
-        return self._prepare(self._row(self._number(index)))
+        return self.prepared(self._row(self._number(index)))
 
     @property
     def num_rows(self) -> int:
@@ -199,8 +199,7 @@ class PromptSource:
 
     def _spelling(self, dataset: int, ids: Sequence[str], size: int) -> str:
         """A warning of such rows among so many."""
-        spell = "spells" if len(ids) == 1 else "spell"
-        have = "has" if len(ids) == 1 else "have"
+        spell, have = ("spells", "has") if len(ids) == 1 else ("spell", "have")
         what = f"{spell} {IMAGE_PLACEHOLDER} or the like and {have} no image, so it is read as text: {listed(ids)}"
         lost = "; if there are pictures, name their column (images)" if 2 * len(ids) > size else ""
         return f"{self._where(self._datasets[dataset])}: {len(ids)} of {size} rows {what}{lost}"
@@ -310,7 +309,7 @@ class PromptSource:
         try:
             prompt = self._row(number)
             name = prompt.id
-            return prompt, make(self._prepare(prompt))
+            return prompt, make(self.prepared(prompt))
         except HubError:  # no row's fault
             raise
         except UselessRow as error:
@@ -384,7 +383,8 @@ class PromptSource:
         self.overlong_lengths.append(length)
         self._drop(number, prompt, reason)
 
-    def _prepare(self, prompt: Prompt) -> Prompt:
+    def prepared(self, prompt: Prompt) -> Prompt:
+        """A loader's row with the run's system prompt and template."""
         messages = prompt.messages
         if self._template is not None:
             messages = self._fill(self._template, prompt)

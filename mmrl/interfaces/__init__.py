@@ -10,6 +10,7 @@ heavy packages inside functions: options are validated on machines that lack the
 """
 
 from mmrl.interfaces.arguments import Arguments, ToolError
+from mmrl.interfaces.datasets import DatasetFacts, DatasetLoader, SampledRow
 from mmrl.interfaces.environments import Environment, Tool, tool
 from mmrl.interfaces.monitors import (
     BASELINE_STEPS,
@@ -28,8 +29,6 @@ from mmrl.interfaces.plugins import (
     AggregationMode,
     Algorithm,
     CorrectionMode,
-    DatasetFacts,
-    DatasetLoader,
     KLEstimator,
     Needs,
     Plugin,
@@ -69,6 +68,7 @@ __all__ = [
     "Refill",
     "Reward",
     "RunFacts",
+    "SampledRow",
     "Scores",
     "ShownRollout",
     "SourceName",

@@ -1,4 +1,4 @@
-"""The interfaces of algorithms, datasets and trackers, and what all plugins have."""
+"""The interfaces of algorithms and trackers, and what all plugins have."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from mmrl.types import (
     ImageRef,
     Message,
     PackedTokens,
-    Prompt,
     ScoredGroup,
     TokenLoss,
 )
@@ -305,68 +304,6 @@ def served_needs(algorithm: Algorithm) -> Needs:
             what = f"asks for {', '.join(needs.unserved)}, which this version of mmrl does not serve"
             raise contract_error(algorithm, "needs", what, "use a version that does, or an algorithm without")
     return needs
-
-
-@dataclass(frozen=True, slots=True)
-class DatasetFacts:
-    """Facts of a dataset that a loader is made for.
-
-    Attributes:
-        origin: Its place of publication, such as a name on a hub.
-        licence: The licence that its publisher states; "not stated" if it is not known.
-        rows: Rows of each split, as far as known.
-        reward: The rewards that suit its answers, by name, the first one for accuracy.
-        notes: Advice for its users.
-    """
-
-    origin: str
-    licence: str = "not stated"
-    rows: Mapping[str, int] = field(default_factory=dict)
-    reward: tuple[str, ...] = ()
-    notes: str = ""
-
-
-class DatasetLoader(Plugin):
-    """Reads prompts.
-
-    Attributes:
-        facts: Facts of the one dataset that it is made for; None for loaders of any.
-        reads_rows: True for a loader of any rows: its option ``path`` names a parquet file, and it finds the columns by
-            itself. ``mmrl.train(config, dataset=rows)`` takes the only one that is installed. A subclass does not
-            inherit it.
-    """
-
-    facts: ClassVar[DatasetFacts | None] = None
-    reads_rows: ClassVar[bool] = False
-
-    def describe(self) -> Mapping[str, str]:
-        """Choices that ``load`` made by itself, for people, such as the column of each part; called after it."""
-        return {}
-
-    def notes(self) -> Sequence[str]:
-        """Sentences on things that ``load`` or the reading of rows left out, and that may be needed.
-
-        Each is shown once, as a warning, after the rows that a run reads at its start.
-        """
-        return ()
-
-    def fingerprint(self) -> str:
-        """A text that changes when the rows do, found without reading them, such as the sizes of files; after ``load``.
-
-        A run of more than ``data.scan_rows`` rows goes on only if it is the same. Empty if there is none: some rows are
-        compared then.
-        """
-        return ""
-
-    @abstractmethod
-    def load(self) -> Sequence[Prompt]:
-        """A sequence with ``len`` and ``[i]``; rows may be read lazily, and are the same at every reading.
-
-        One thread at a time reads them, not always the main one.
-
-        Raises:
-            DataError: The data cannot be read, or lacks the columns that are needed.
-        """
 
 
 @dataclass(frozen=True, slots=True)

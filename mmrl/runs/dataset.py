@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mmrl.config.plugin_specs import DatasetSpec
 from mmrl.errors import plugin_errors
-from mmrl.interfaces import DatasetLoader
+from mmrl.interfaces import DatasetLoader, SampledRow
 from mmrl.plugin_host import registry
 from mmrl.types import Prompt
 
@@ -47,6 +47,14 @@ class Dataset:
         """The loader's notes on what it left out."""
         with plugin_errors(self._loader, "notes"):
             return texts(self._loader.notes())
+
+    def sampled(self) -> list[SampledRow]:
+        """Some of its rows as a policy has sampled them."""
+        with plugin_errors(self._loader, "sampled"):
+            found = list(self._loader.sampled())
+            if not all(isinstance(each, SampledRow) for each in found):
+                raise TypeError(f"expected rows of SampledRow, got {found!r:.200}")
+        return found
 
     def _about(self) -> dict[str, str]:
         about = dict[str, str]()

@@ -35,6 +35,21 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
         raise _no_record(path, error) from error
 
 
+def is_locked(folder: Path) -> bool:
+    """True if a process keeps others out of a folder, as ``locked`` has it; leaves no trace in there."""
+    try:
+        with open(folder / LOCK, opener=_without_waiting) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    return False
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opens also a pipe at once."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def read_records_back(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a file from the last one on; none if it is not there. No more of it is read than is asked for."""
     try:

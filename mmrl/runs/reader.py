@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -22,7 +21,7 @@ from mmrl.rollout.records import (
 )
 from mmrl.rollout.records.paging import GroupPages
 from mmrl.runs.checkpoints import Checkpoint, Checkpoints
-from mmrl.runs.files import LOCK, read_records, whole_size
+from mmrl.runs.files import is_locked, read_records, whole_size
 from mmrl.runs.history import finite_or_nan, metrics_of, read_metrics
 from mmrl.runs.pace import Pace
 from mmrl.runs.standing import Standing, State, standing
@@ -123,7 +122,11 @@ class Run:
     @property
     def evaluation_steps(self) -> list[int]:
         """The steps whose evaluations were recorded, of any set."""
-        return sorted({step for name in self.evaluation_names for step in recorded_evaluations(self.path, name)})
+        return sorted({step for name in self.evaluation_names for step in self.evaluation_steps_of(name)})
+
+    def evaluation_steps_of(self, name: str) -> list[int]:
+        """The steps whose evaluations of a set were recorded; the name of the only set may be empty."""
+        return list(recorded_evaluations(self.path, name))
 
     def evaluations(self, step: int, name: str | None = None, *, blank: bool = False) -> Iterator[RecordedRollout]:
         """The rollouts of the evaluation after a step, as ``rollouts``; 0 is before the first.
@@ -135,6 +138,13 @@ class Run:
         Raises:
             DataError: There are none, there are several sets and none is named, or the file is damaged.
         """
+        return read_rollouts(self._evaluation(step, name, blank=blank))
+
+    def evaluation_groups(self, step: int, name: str | None = None, *, blank: bool = False) -> GroupPages:
+        """The groups of the evaluation after a step, as ``groups``; arguments and errors as of ``evaluations``."""
+        return GroupPages(self._evaluation(step, name, blank=blank))
+
+    def _evaluation(self, step: int, name: str | None, *, blank: bool) -> Path:
         names = self.evaluation_names or [""]
         if (name is None and len(names) > 1) or (name is not None and name not in names):
             what = "there are several evaluation sets" if name is None else f"there is no evaluation set {name!r}"
@@ -146,7 +156,7 @@ class Run:
             possible = ", ".join(map(str, known)) or "none yet"
             what = f"there is no evaluation{f' of {name}' if name else ''}{' with blank images' * blank}"
             raise DataError(f"{what} after step {step}", where=str(self.path), possible=possible)
-        return read_rollouts(known[step])
+        return known[step]
 
     @property
     def events(self) -> list[dict[str, Any]]:
@@ -194,14 +204,7 @@ class Run:
     @property
     def is_live(self) -> bool:
         """True if a process is at work on it."""
-        try:
-            with open(self.path / LOCK, opener=_without_waiting) as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False
+        return is_locked(self.path)
 
     @property
     def standing(self) -> Standing:
@@ -279,8 +282,3 @@ def load_run(path: str | Path) -> Run:
     if not any((run.path / name).exists() for name in ("attempts.jsonl", "metrics.jsonl", "config.yaml")):
         raise ConfigError("there is no run", where=str(run.path), remedy="name the folder that trainer.run_dir names")
     return run
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """Opens also a pipe at once."""
-    return os.open(path, flags | os.O_NONBLOCK)

@@ -10,7 +10,7 @@ from mmrl.data.prompts import PromptSource
 from mmrl.errors import DataError, plugin_errors
 from mmrl.interfaces import Reward
 from mmrl.plugin_host import registry
-from mmrl.runs.setup import RunSetup, chosen_for
+from mmrl.runs.setup import RunSetup
 from mmrl.types import EncodedPrompt
 
 FIRST = 32
@@ -78,6 +78,6 @@ def _rows(setup: RunSetup, source: PromptSource, places: Iterable[int]) -> Itera
 def _where(setup: RunSetup, source: PromptSource) -> str:
     """The dataset and the columns of its reference answers."""
     columns = dict.fromkeys(
-        about["answer"] for about in chosen_for(source.name, setup.chosen).values() if "answer" in about
+        each.about["answer"] for each in setup.loaded_for(source.name).values() if "answer" in each.about
     )
     return f"{source.name}, column {', '.join(columns)}" if columns else source.name

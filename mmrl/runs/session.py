@@ -23,6 +23,7 @@ from mmrl.runs.recorder import RunRecorder, provenance, tell, tracking
 from mmrl.runs.restarts import RESTARTED, Restarts
 from mmrl.runs.reward_trial import RewardTrial
 from mmrl.runs.run_warnings import config_warnings, image_warnings, model_warnings
+from mmrl.runs.sampled_rows import sampled_warnings
 from mmrl.runs.scored_rows import row_warnings
 from mmrl.runs.start import Start, Starts
 from mmrl.runs.summary import closing, opening, shown_evaluations, shown_metrics
@@ -85,7 +86,7 @@ class TrainingRun:
             for warning in image_warnings(setup):
                 self._tell("warning", message=warning)
             for source in sources:
-                for warning in [*source.warnings, *row_warnings(setup, source)]:
+                for warning in [*source.warnings, *sampled_warnings(setup, source), *row_warnings(setup, source)]:
                     self._tell("warning", message=warning)
                 source.listen(lambda prompt, reason: directory.event("dropped", prompt=prompt, reason=reason))
             player = stack.enter_context(playing(setup))

@@ -47,7 +47,7 @@ class RunSetup:
 
     Attributes:
         length: The key that says how long the run is: trainer.steps or trainer.epochs.
-        chosen: For each dataset that was loaded, by its key, its facts and its loader's choices.
+        loaded: Each dataset that was loaded, by its key.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class RunSetup:
         self.config, self._media_folder, self._with_weights = config, media_folder, with_weights
         self.length = "trainer.steps" if config.trainer.epochs is None else "trainer.epochs"
         self._scans, self._progress = scans, progress
-        self.chosen: dict[str, dict[str, str]] = {}
+        self.loaded: dict[str, Dataset] = {}
 
     @cached_property
     def algorithm(self) -> Algorithm:
@@ -228,6 +228,11 @@ class RunSetup:
         """
         return self.config.accuracy is None and self.step_source.evaluates_given(self.config)
 
+    def loaded_for(self, name: str) -> dict[str, Dataset]:
+        """The datasets of a source, by their keys: of data.train with its mixture, or of an evaluation set."""
+        own = ("data.train", "data.mix.") if name == "data.train" else ()
+        return {key: each for key, each in self.loaded.items() if key == name or key.startswith(own)}
+
     @property
     def with_sampler(self) -> bool:
         """True if anything is sampled."""
@@ -350,8 +355,7 @@ class RunSetup:
         return PromptsAhead
 
     def _load(self, key: str, spec: DatasetSpec) -> Dataset:
-        dataset = Dataset(spec, self.config.data.image_root)
-        self.chosen[key] = dataset.about
+        dataset = self.loaded[key] = Dataset(spec, self.config.data.image_root)
         return dataset
 
     def refusal_on(self, kind: DeviceKind) -> ConfigError | None:
@@ -359,11 +363,3 @@ class RunSetup:
         from mmrl.engine.refusals import device_refusal
 
         return device_refusal(self.folder, self.config, kind, samples=self.with_sampler)
-
-
-def chosen_for(name: str, chosen: Mapping[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-    """``RunSetup.chosen`` of a source's datasets: those of data.train with its mixture, or of an evaluation set."""
-    of_train = ("data.train", "data.mix.")
-    return {
-        key: each for key, each in chosen.items() if (key.startswith(of_train) if name == "data.train" else key == name)
-    }

@@ -30,8 +30,8 @@ from tests.faults.runs import REWARDS, Runs, records
 from tests.warm_workers import forked_from
 
 ROOT = Path(__file__).parents[2]
-FUNCTIONS = {"check", "evaluate", "export", "load_run", "load_sweep", "sweep", "train"}
-ANSWERS = {"Answer", "Check", "Evaluation", "Metrics", "Run", "Sweep"}
+FUNCTIONS = {"check", "evaluate", "export", "load_evaluation", "load_run", "load_sweep", "sweep", "train"}
+ANSWERS = {"Answer", "Check", "Evaluation", "GroupPages", "Metrics", "RecordedEvaluation", "Run", "Sweep"}
 ERRORS = {
     "ConfigError", "DataError", "DeviceBusyError", "DeviceMemoryError", "HubError", "HubUnreachableError", "MMRLError",
     "NumericsError", "PluginError", "RankLostError", "ResourceError",
@@ -39,7 +39,7 @@ ERRORS = {
 PLUGINS = {
     "API_VERSION", "Aggregation", "AggregationMode", "Algorithm", "CorrectionMode", "DatasetFacts", "DatasetLoader",
     "Environment", "Finding", "KLEstimator", "Monitor", "Needs", "Plugin", "PluginConfig", "Refill", "Reward",
-    "RunFacts", "Scores", "StepRecord", "StepView", "Tool", "ToolError", "Tracker", "tool",
+    "RunFacts", "SampledRow", "Scores", "StepRecord", "StepView", "Tool", "ToolError", "Tracker", "tool",
 }  # fmt: skip
 RECORDS = {
     "Batch", "Call", "Candidate", "Content", "Credit", "EncodedPrompt", "FinishReason", "IMAGE_PLACEHOLDER",

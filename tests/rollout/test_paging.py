@@ -7,10 +7,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mmrl.errors import DataError
-from mmrl.rollout.records import read_lines, recorded_steps, writing
+from mmrl.rollout.records import read_lines, read_rollouts, recorded_steps, writing
 from mmrl.rollout.records.lines import plain_record
 from mmrl.rollout.records.paging import GroupPages
 from mmrl.runs.reader import Run
@@ -54,6 +55,20 @@ def test_one_group_is_read_as_the_whole_file_has_it(file: Path) -> None:
     places = [found.place for found in pages.index(("group",), ("index",))]
     for place, members in reversed(list(zip(places, by_group(file), strict=True))):
         same([without_state(plain_record(each)) for each in pages.records(place)], list(map(without_state, members)))
+
+
+def test_chosen_fields_and_rollouts_of_one_group_are_those_of_the_whole_file(file: Path) -> None:
+    pages, index, whole = GroupPages(file), list(GroupPages(file).index(OF_GROUP, OF_ROLLOUTS)), read_rollouts(file)
+    rollouts = [pages.rollouts(found.place) for found in index]
+    for found, members in reversed(list(zip(index, rollouts, strict=True))):
+        same(pages.fields(found.place, OF_GROUP, OF_ROLLOUTS), found)
+        same(pages.fields(found.place, ("epoch",), ()).of_group, {"epoch": found.of_group["epoch"]})
+        assert [each.greedy for each in members] == found.of_rollouts["greedy"]
+    read = [each for members in rollouts for each in members]
+    for one, other in zip(read, whole, strict=True):
+        assert [str(image) for image in one.images] == [str(image) for image in other.images]
+        assert (one.text, one.rewards, one.rollout.key) == (other.text, other.rewards, other.rollout.key)
+        assert np.array_equal(one.rollout.token_ids, other.rollout.token_ids)
 
 
 def test_lengths_and_turns_are_counted(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from mmrl.config.plugin_specs import RewardSpec
 from mmrl.errors import DataError, PluginError
 from mmrl.plugin_host import registry
 from mmrl.runs.scored_rows import FIRST, right_answer, row_warnings, writing
+from mmrl.runs.setup import RunSetup
 from mmrl.types import EncodedPrompt, ImageRef, Prompt
 
 REWARDS = """
@@ -38,6 +39,9 @@ class Looks(Reward):
 """
 
 
+ABOUT = {"data.train": {"answer": "bbox"}, "data.mix.0": {"prompt": "q"}, "data.eval": {"answer": "target"}}
+
+
 @pytest.fixture
 def setup(package: Any) -> Any:
     """A run with these rewards and forty rows, of which one has no image that can be read."""
@@ -59,7 +63,8 @@ def setup(package: Any) -> Any:
             config=SimpleNamespace(rewards=[RewardSpec(**each) for each in rewards]),
             step_source=SimpleNamespace(samples=samples),
             encoder=SimpleNamespace(measure=measure),
-            chosen={"data.train": {"answer": "bbox"}, "data.mix.0": {"prompt": "q"}, "data.eval": {"answer": "target"}},
+            loaded={key: SimpleNamespace(about=about) for key, about in ABOUT.items()},
+            loaded_for=lambda name: RunSetup.loaded_for(made, name),
         )
         return made, rows
 

@@ -34,8 +34,9 @@ from mmrl.runs.directory import check_place
 from mmrl.runs.episodes import playing
 from mmrl.runs.monitoring import fault_of, monitors_of
 from mmrl.runs.run_warnings import config_warnings, image_warnings, model_warnings
+from mmrl.runs.sampled_rows import sampled_warnings
 from mmrl.runs.scored_rows import right_answer, row_warnings, writing
-from mmrl.runs.setup import RunSetup, chosen_for
+from mmrl.runs.setup import RunSetup
 from mmrl.runs.summary import SHOWN_ROWS, kept_rows, template_lines
 from mmrl.system.console import Console
 from mmrl.system.report import Report, counted, excerpt, rows, shortened
@@ -160,7 +161,7 @@ class _Examination:
         found = self._profiles[name] = profile(
             source, self.setup.media.grid, self.setup.folder.image_tokens, self._progress
         )
-        chosen = chosen_for(source.name, self.setup.chosen)
+        chosen = {key: each.about for key, each in self.setup.loaded_for(source.name).items()}
         causes = ", ".join(f"{count} x {cause}" for cause, count in source.causes.most_common())
         data: dict[str, Any] = {
             "prompts": len(source),
@@ -186,7 +187,11 @@ class _Examination:
             lines.append(f"sources    {counted(data['sources'])}")
         self.report.add(name, data, [*lines, *found.lines()])
         spread = np.unique(np.linspace(0, len(source) - 1, min(len(source), GRADED)).astype(int)).tolist()
-        self.report.warnings += [*source.warnings, *row_warnings(self.setup, source, spread)]
+        self.report.warnings += [
+            *source.warnings,
+            *sampled_warnings(self.setup, source),
+            *row_warnings(self.setup, source, spread),
+        ]
         if 2 * len(source.dropped) > source.num_rows:
             self.report.warn(f"{source.name}: more than half of the rows are dropped ({causes})")
         self._images(name, source)
@@ -242,9 +247,8 @@ class _Examination:
             for place, spec in enumerate(self.config.rewards)
             if accuracy and is_component(accuracy, [spec.metric])
         ]
-        columns = {
-            about["answer"] for about in chosen_for(source.name, self.setup.chosen).values() if "answer" in about
-        }
+        loaded = self.setup.loaded_for(source.name).values()
+        columns = {each.about["answer"] for each in loaded if "answer" in each.about}
         where = source.name + (f", column {', '.join(sorted(columns))}" if columns else "")
         for place, spec in specs if self._scorer is not None else ():
             scored = [i for i, each in enumerate(row_sources) if spec.sources is None or each in spec.sources]

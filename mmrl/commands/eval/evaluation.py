@@ -29,6 +29,7 @@ from mmrl.rollout.collector import Collector, Evaluation, evaluation_metrics
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.runs.checkpoints import Checkpoint
 from mmrl.runs.episodes import playing
+from mmrl.runs.evaluated import BLANK_SAMPLES, SAMPLES
 from mmrl.runs.resumption import template_fingerprint
 from mmrl.runs.setup import RunSetup
 from mmrl.system.console import Console, visible
@@ -121,7 +122,7 @@ def evaluate(
             samples.finish()
             return found
 
-        whole = run(prompts, "samples.jsonl")
+        whole = run(prompts, SAMPLES)
         results = Results(
             model=name,
             checkpoint=checkpoint,
@@ -129,7 +130,7 @@ def evaluate(
             counts=_counts(whole.groups, len(source.dropped)),
             metrics=_estimates(collector, how, whole.groups, whole.metrics),
             sources=_by_source(collector, how, whole.groups),
-            ablation=_ablation(collector, how, whole.groups, run(blanks, "samples-blank.jsonl")) if blanks else None,
+            ablation=_ablation(collector, how, whole.groups, run(blanks, BLANK_SAMPLES)) if blanks else None,
             best_of=None
             if options.best_of is None
             else best_of(collector.batch(whole.groups), options.best_of, chooser, how.judge),

@@ -18,13 +18,12 @@ from typing import Any, Self, TextIO
 from mmrl.errors import ConfigError, DataError, ResourceError
 from mmrl.rollout.records import group_records, read_groups
 from mmrl.rollout.rewards.failures import Failure
+from mmrl.runs.evaluated import RESULTS, SETTINGS
 from mmrl.runs.files import locked, mend, read_records, replace_file, writing
 from mmrl.runs.resumption import changed_fingerprints
 from mmrl.system.redaction import Redactor
 from mmrl.system.signals import defer_signals
 from mmrl.types import EncodedPrompt, ScoredGroup
-
-_SETTINGS, _RESULTS = "settings.json", "results.json"
 
 
 class OutputFolder:
@@ -44,7 +43,7 @@ class OutputFolder:
             raise ConfigError(f"{self.path} is not a folder", where="--output", remedy="choose another") from error
         except OSError as error:
             raise ResourceError(f"cannot make {self.path}: {error.strerror}", where="--output") from error
-        if others and _SETTINGS not in others and set(others) - {"media"}:
+        if others and SETTINGS not in others and set(others) - {"media"}:
             raise ConfigError(
                 f"{self.path} holds something else than an evaluation",
                 where=f"--output: {', '.join(sorted(others)[:5])}",
@@ -70,7 +69,7 @@ class OutputFolder:
         Raises:
             ConfigError: The folder's completions come from something else.
         """
-        path = self.path / _SETTINGS
+        path = self.path / SETTINGS
         now = json.loads(json.dumps(Redactor().plain(settings)))
         if path.exists():
             try:
@@ -87,7 +86,7 @@ class OutputFolder:
 
     def write_results(self, results: Mapping[str, Any]) -> None:
         """Write results.json."""
-        replace_file(self.path / _RESULTS, json.dumps(Redactor().plain(results), indent=2) + "\n")
+        replace_file(self.path / RESULTS, json.dumps(Redactor().plain(results), indent=2) + "\n")
 
 
 class Samples:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmrl.errors import DataError
-from mmrl.rollout.records.reading import PARQUET, damage
+from mmrl.rollout.records.reading import PARQUET, RecordedRollout, damage, media_of, parsed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,7 +46,7 @@ class GroupPages:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._kept: tuple[int, pa.Table] | None = None
+        self._kept: tuple[tuple[int, Sequence[str] | None], pa.Table] | None = None
 
     def index(self, of_group: Sequence[str], of_rollouts: Sequence[str]) -> Iterator[IndexedGroup]:
         """The groups in the order of the file, with these fields; no other column of a parquet file is read.
@@ -59,6 +59,31 @@ class GroupPages:
                 yield from self._indexed_columns(of_group, of_rollouts)
             else:
                 yield from self._indexed_lines(of_group, of_rollouts)
+
+    def fields(self, place: Place, of_group: Sequence[str], of_rollouts: Sequence[str]) -> IndexedGroup:
+        """The entry of the group at this place in an ``index`` of these fields.
+
+        Raises:
+            DataError: It cannot be read.
+        """
+        if self._file.suffix != f".{PARQUET}":
+            return _of_lines(place[0], self.records(place), of_group, of_rollouts)
+        from mmrl.rollout.records.columns import row_of
+
+        with self._reading():
+            table = row_of(self._row_group(place[0], _columns(of_group, of_rollouts)), place[1])
+            return next(_indexed(table, place, of_group, of_rollouts))
+        raise AssertionError("an error is raised anew")
+
+    def rollouts(self, place: Place) -> list[RecordedRollout]:
+        """The rollouts of the group at this place, as ``read_rollouts`` has them.
+
+        Raises:
+            DataError: They cannot be read.
+        """
+        records = self.records(place)
+        with damage(str(self._file)):
+            return [parsed(record, media_of(self._file), str(self._file)) for record in records]
 
     def records(self, place: Place) -> list[dict[str, Any]]:
         """The records of the group at this place, as ``read_lines`` has them but with arrays.
@@ -84,28 +109,24 @@ class GroupPages:
         except OSError as error:
             raise DataError(f"cannot read recorded rollouts: {error}", where=str(self._file)) from error
 
-    def _row_group(self, number: int) -> pa.Table:
+    def _row_group(self, number: int, columns: Sequence[str] | None = None) -> pa.Table:
         from mmrl.rollout.records.columns import opened
 
-        if self._kept is None or self._kept[0] != number:
+        if self._kept is None or self._kept[0] != (number, columns):
             self._kept = None  # before the next one takes its memory
             with opened(self._file) as parquet:
-                self._kept = (number, parquet.read_row_group(number, use_threads=False))
+                table = parquet.read_row_group(number, columns=columns, use_threads=False)
+                self._kept = ((number, columns), table)
         return self._kept[1]
 
     def _indexed_columns(self, of_group: Sequence[str], of_rollouts: Sequence[str]) -> Iterator[IndexedGroup]:
-        from mmrl.rollout.records.columns import group_fields, opened, rollout_fields
+        from mmrl.rollout.records.columns import opened
 
-        columns = [*of_group, *(f"rollouts.list.element.{name}" for name in of_rollouts)]
+        columns = _columns(of_group, of_rollouts)
         with opened(self._file) as parquet:
             for number in range(parquet.num_row_groups):
                 table = parquet.read_row_group(number, columns=columns, use_threads=False)
-                groups = group_fields(table.select(of_group))
-                offsets, members = rollout_fields(table, of_rollouts) if of_rollouts else ([0] * (len(groups) + 1), {})
-                for row, (group, (first, end)) in enumerate(zip(groups, pairwise(offsets), strict=True)):
-                    yield IndexedGroup(
-                        (number, row), group, {name: values[first:end] for name, values in members.items()}
-                    )
+                yield from _indexed(table, (number, 0), of_group, of_rollouts)
 
     def _indexed_lines(self, of_group: Sequence[str], of_rollouts: Sequence[str]) -> Iterator[IndexedGroup]:
         from mmrl.rollout.records.columns import known_part
@@ -124,6 +145,22 @@ class GroupPages:
                 offset += len(line)
         if members:
             yield _of_lines(start, members, of_group, of_rollouts)
+
+
+def _columns(of_group: Sequence[str], of_rollouts: Sequence[str]) -> list[str]:
+    return [*of_group, *(f"rollouts.list.element.{name}" for name in of_rollouts)]
+
+
+def _indexed(
+    table: pa.Table, first: Place, of_group: Sequence[str], of_rollouts: Sequence[str]
+) -> Iterator[IndexedGroup]:
+    """The groups of a part of a row group, which begins at this place."""
+    from mmrl.rollout.records.columns import group_fields, rollout_fields
+
+    groups = group_fields(table.select(of_group))
+    offsets, members = rollout_fields(table, of_rollouts) if of_rollouts else ([0] * (len(groups) + 1), {})
+    for row, (group, (begin, end)) in enumerate(zip(groups, pairwise(offsets), strict=True), first[1]):
+        yield IndexedGroup((first[0], row), group, {name: values[begin:end] for name, values in members.items()})
 
 
 def _of_lines(

@@ -46,7 +46,7 @@ def read_groups(records: Sequence[Mapping[str, Any]], media: Path) -> list[Score
         media: The folder of their images.
     """
     by_group = groupby(records, key=lambda record: record["group"])
-    return [_scored([(record, _parsed(record, media, "")) for record in members]) for _, members in by_group]
+    return [_scored([(record, parsed(record, media, "")) for record in members]) for _, members in by_group]
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,16 +308,14 @@ def damage(where: str) -> Iterator[None]:
 
 def _read(file: Path) -> Iterator[tuple[dict[str, Any], RecordedRollout]]:
     """Each rollout with its record."""
-    beside, above = file.parent / "media", file.parent.parent / "media"
-    media = beside if beside.is_dir() else above
-    records = _records_of(file) if file.suffix == f".{PARQUET}" else _lines_of(file)
+    media, records = media_of(file), _records_of(file) if file.suffix == f".{PARQUET}" else _lines_of(file)
     try:
         for number in count(1):
             where = f"{file}:{number}"
             with damage(where):
                 if (record := next(records, None)) is None:
                     return
-                found = _parsed(record, media, where)
+                found = parsed(record, media, where)
             yield record, found
     except OSError as error:
         raise DataError(f"cannot read recorded rollouts: {error}", where=str(file)) from error
@@ -336,7 +334,15 @@ def _lines_of(file: Path) -> Iterator[dict[str, Any]]:
         yield from (known_part(json.loads(line), file) for line in lines)
 
 
-def _parsed(record: Mapping[str, Any], media: Path, where: str) -> RecordedRollout:
+def media_of(file: Path) -> Path:
+    """The folder of a file's images: beside it or beside its folder, which may be that of one of several sets."""
+    beside, above = file.parent / "media", file.parent.parent
+    if beside.is_dir():
+        return beside
+    return (above.parent if above.name == EVALUATIONS else above) / "media"
+
+
+def parsed(record: Mapping[str, Any], media: Path, where: str) -> RecordedRollout:
     row = Prompt(
         id=record["prompt_id"],
         messages=tuple(Message(each["role"], each["content"]) for each in record["messages"]),
