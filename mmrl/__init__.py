@@ -82,6 +82,7 @@ if TYPE_CHECKING:
         Segment,
         TokenLoss,
         Turn,
+        Unscored,
     )
 
 __all__ = [
@@ -151,6 +152,7 @@ __all__ = [
     "ToolError",
     "Tracker",
     "Turn",
+    "Unscored",
     "__version__",
     "check",
     "evaluate",

@@ -41,7 +41,7 @@ SLOW_TO_COLLECT = {
 }  # fmt: skip
 """Packages that take seconds to import, beside torch itself, which every worker needs anyway."""
 COMMON_WORDS = {"exact", "format", "length", "math", "numeric", "overlong", "relaxed", "table"}
-CORE_WORDS = {"choice", "class", "code", "count", "http", "model", "python", "recorded", "tools"}
+CORE_WORDS = {"choice", "class", "code", "count", "http", "judge", "model", "python", "recorded", "tools"}
 
 
 def run(*command: str, cwd: Path = ROOT, env: dict[str, str] | None = None) -> str:

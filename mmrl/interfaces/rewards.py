@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Sequence
 from typing import ClassVar
 
 from mmrl.interfaces.plugins import Plugin
-from mmrl.types import EncodedPrompt, Rollout, Score
+from mmrl.types import EncodedPrompt, Rollout, Score, Unscored
 
-Scores = Sequence[Score | None]
-"""One score per rollout, in order, or None where it cannot be scored."""
+Scores = Sequence[Score | Unscored | None]
+"""One score per rollout, in order; where it cannot be scored None, or ``Unscored`` with the reason."""
 
 
 class Reward(Plugin):
@@ -21,18 +21,22 @@ class Reward(Plugin):
         workers: Processes of its own, such as 1 for a model that is loaded once; None shares those of the others.
             ``rewards[].workers`` of the config wins.
         groups_per_call: Most groups whose rollouts ``score`` gets in one call, if as many are waiting.
+        secrets: Options that name an environment variable with a secret each, or are None. Its workers, which must be
+            its own, get these variables; no plugin's process has others that look like secrets.
     """
 
     penalty: ClassVar[bool] = False
     workers: ClassVar[int | None] = None
     groups_per_call: ClassVar[int] = 1
+    secrets: ClassVar[tuple[str, ...]] = ()
 
     def prepare(self) -> None:
         """Load large things. Called once in each worker before it scores; ``timeout_s`` does not count meanwhile."""
         return
 
-    def score_one(self, rollout: Rollout) -> Score | Awaitable[Score | None] | None:
-        """A finite number, or several by name (see ``Score``); None takes the rollout out of statistics and loss.
+    def score_one(self, rollout: Rollout) -> Score | Unscored | Awaitable[Score | Unscored | None] | None:
+        """A finite number, or several by name (see ``Score``); None, or ``Unscored`` with the reason, takes the rollout
+        out of statistics and loss.
 
         Override this where each rollout is scored by itself: a call that hangs then costs one rollout. With
         ``async def`` all rollouts of a group are scored side by side. Random numbers repeat with the rollout if they
@@ -41,7 +45,7 @@ class Reward(Plugin):
         raise NotImplementedError(f"{type(self).__name__} defines neither score_one nor score")
 
     def score(self, rollouts: Sequence[Rollout]) -> Scores | Awaitable[Scores]:
-        """One number, or several by name, or None per rollout, in order.
+        """One number, or several by name, or None or ``Unscored`` per rollout, in order.
 
         Override this, with ``def`` or ``async def``, where rollouts are scored together: those of one group, or of
         several with ``groups_per_call``.

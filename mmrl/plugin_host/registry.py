@@ -295,6 +295,8 @@ def _check_class(info: PluginInfo, plugin: Any) -> None:
         for name, value in (("workers", plugin.workers), ("groups_per_call", plugin.groups_per_call)):
             if not (type(value) is int and value >= 1) and not (name == "workers" and value is None):
                 _misfit(info, f"its {name} is {value!r}, and no whole number from 1")
+        if plugin.secrets and (plugin.workers is None or not set(plugin.secrets) <= set(plugin.Config.model_fields)):
+            _misfit(info, "secrets names options of its own, and needs workers of its own")
     framework = _SPECS.get(info.kind, PluginSpec)
     taken = sorted(set(framework.model_fields) & set(plugin.Config.model_fields))
     if taken:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from mmrl.config.evaluations import EvaluationSet
 from mmrl.config.sections import Config
 from mmrl.data.order import request_seed
 from mmrl.engine_api import Sampler, SamplingRequest
-from mmrl.errors import ConfigError, MMRLError, plugin_errors
+from mmrl.errors import ConfigError, MMRLError, plugin_errors, plural
 from mmrl.interfaces import Algorithm, Needs
 from mmrl.interfaces.views import members_of_views
 from mmrl.ops import metrics
@@ -277,6 +278,7 @@ class Collector:
         clock, failures = sampling.clock, sampling.failures
         failures.expect(sum(request.num_samples for request in requests))
         known, scores = len(failures.since(0)), _Scores(failures, keep)
+        explained = len(failures.unscored_since(0))
         generated, before = dict[int, RolloutGroup](), list(self.generated)
         try:
             with clock.phase("generate"), self._groups(sampling, requests, namespace, members, num_groups) as groups:
@@ -300,6 +302,7 @@ class Collector:
                     scores.result(done)
             for failure in failures.since(known):
                 self._report(failure)
+            self._report_unscored(failures.unscored_since(explained))
 
     def _report(self, failure: Failure) -> None:
         message = f"reward {failure.reward!r} {failure.cause}: {describe([failure.rollout])}"
@@ -313,6 +316,18 @@ class Collector:
             cause=failure.cause,
             details=failure.details,
         )
+
+    def _report_unscored(self, unscored: Sequence[Failure]) -> None:
+        """Tell of each reward how many rollouts it has left unscored, and why the first one."""
+        counts = Counter(each.reward for each in unscored)
+        for first in {each.reward: each for each in reversed(unscored)}.values():
+            count, of = counts[first.reward], first.rollout
+            left = f"reward {first.reward!r} left {plural(count, 'rollout')} unscored"
+            message = f"{left}; of {describe([of])} it {first.cause}"
+            where = {"prompt": of.prompt.id, "epoch": of.prompt.epoch, "member": of.index}
+            self._event(
+                "reward_unscored", message=message, reward=first.reward, count=count, cause=first.cause, **where
+            )
 
 
 class _Scores:

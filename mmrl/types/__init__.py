@@ -40,6 +40,7 @@ from mmrl.types.rollout import (
     ScoredGroup,
     Segment,
     Turn,
+    Unscored,
 )
 
 __all__ = [
@@ -82,6 +83,7 @@ __all__ = [
     "TokenLoss",
     "TrainingRow",
     "Turn",
+    "Unscored",
     "WeightReport",
     "earlier_turns",
     "worst",

@@ -37,6 +37,19 @@ if they are no numbers. A component may be None where it does not apply.
 
 
 @dataclass(frozen=True, slots=True)
+class Unscored:
+    """In place of a score: None, and why the rollout cannot be scored.
+
+    A step's event ``reward_unscored`` counts them and shows the first one.
+
+    Attributes:
+        why: A clause about the reward, such as ``found no verdict in 'Sure!'``.
+    """
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """A stretch of a completion with one author.
 

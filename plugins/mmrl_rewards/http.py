@@ -14,11 +14,11 @@ scored) per item, in order, or ``{"scores": [...]}``.
 no rank (a 72B one): see plugins/README.md. The score is then the raw number at place
 ``output`` of the model's answer; from ``pooling``, which answers for every token, that of the last one.
 
-What is tried again, and when, is in ``service.py``; all of it must fit into the reward's own ``timeout_s``.
+Some failures are tried again (``service.py``); all attempts must fit into the reward's own ``timeout_s``.
 
-Workers run without the user's secrets, so variables such as SERVICE_TOKEN do not reach them: a header with a secret is
-read from a file, ``secret_headers: {Authorization: ~/.service_token}``. An Authorization of one word gets ``Bearer``
-put before it.
+A key is read from an environment variable, ``api_key_env: SERVICE_TOKEN``, which this reward's worker alone gets, or
+any header from a file, ``secret_headers: {Authorization: ~/.service_token}``. An Authorization of one word gets
+``Bearer`` put before it.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Http(Reward):
 
     workers = 1
     groups_per_call = 16
+    secrets = ("api_key_env",)
 
     class Config(ServiceConfig):
         url: str

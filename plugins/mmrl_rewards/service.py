@@ -11,13 +11,15 @@ import asyncio
 import base64
 import json
 import math
+import os
+import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from mmrl.errors import ConfigError, PluginError
 from mmrl.interfaces import PluginConfig
@@ -31,6 +33,7 @@ T = TypeVar("T")
 _PASSING = frozenset({408, 429, 500, 502, 503, 504})
 _LONGEST_WAIT_S = 30.0
 _MAX_ANSWER_BYTES = 16 * 2**20
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FAILED = "start the service, or correct url"
 
 
@@ -51,6 +54,8 @@ class ServiceConfig(PluginConfig):
     """Headers of each request; no secrets, since the config is saved with the run."""
     secret_headers: dict[str, str] = Field(default_factory=dict)
     """Header to the file that holds its value."""
+    api_key_env: str | None = None
+    """Environment variable with a key that is sent as ``Authorization: Bearer``; its name, never the key."""
 
     @field_validator("url")
     @classmethod
@@ -66,12 +71,25 @@ class ServiceConfig(PluginConfig):
             raise ValueError("no user or password in the address: put an Authorization into secret_headers")
         return url
 
+    @field_validator("api_key_env")
+    @classmethod
+    def _is_variable(cls, name: str | None) -> str | None:
+        if name is not None and not _VARIABLE.fullmatch(name):
+            raise ValueError("the name of an environment variable, not the key, such as OPENAI_API_KEY")
+        return name
+
+    @model_validator(mode="after")
+    def _has_one_key(self) -> Self:
+        if self.api_key_env and any(name.casefold() == "authorization" for name in self.secret_headers):
+            raise ValueError("api_key_env and secret_headers both send an Authorization")
+        return self
+
 
 class RefusedError(PluginError):
     """A request that the service does not accept, whatever it is asked next.
 
     Attributes:
-        status: Of the answer; 0 for one that is too long.
+        status: The answer's; 0 for one that is too long.
     """
 
     def __init__(self, what: str, *, status: int, remedy: str) -> None:
@@ -87,12 +105,14 @@ class Service:
     """A service's address, and the way to it.
 
     Raises:
-        ConfigError: A file with a secret cannot be read.
+        ConfigError: A file with a secret cannot be read, or the variable with the key is not set.
     """
 
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config
         self._secrets = {name: _secret(name, path) for name, path in config.secret_headers.items()}
+        if config.api_key_env is not None:
+            self._secrets["Authorization"] = f"Bearer {_key(config.api_key_env)}"
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Ask]:
@@ -206,6 +226,16 @@ def _seconds(header: str | None) -> float:
         return max(0.0, float(header or 0))
     except ValueError:
         return 0.0
+
+
+def _key(variable: str) -> str:
+    value = os.environ.get(variable, "").strip()
+    if not value:
+        remedy = f"set it where mmrl is started: export {variable}=..."
+        raise ConfigError(f"The environment variable {variable} is not set", where="api_key_env", remedy=remedy)
+    if not value.isascii() or not value.isprintable():
+        raise ConfigError(f"The environment variable {variable} holds no single line of text", where="api_key_env")
+    return value
 
 
 def _secret(header: str, path: str) -> str:

@@ -483,6 +483,26 @@ def test_rewards_test_says_what_a_reward_answers_and_where_the_record_disagrees(
     assert "no 'new' to compare with, but right, other" in capsys.readouterr().out
 
 
+def test_rewards_test_shows_why_a_reward_cannot_score(
+    recorded: Callable[..., tuple[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, _ = recorded("it is 7", "8", "9")
+    (tmp_path / "picky.py").write_text(
+        "from mmrl import Unscored\n\n"
+        "def picky(rollouts):\n"
+        "    return [1.0 if '7' in r.text else Unscored(f'found no 7, \x1b[31m{\"x\" * 600}') for r in rollouts]\n"
+    )
+    words = ["rewards", "test", f"{tmp_path / 'picky.py'}:picky", "--rollouts", run]
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "3 rollouts: 1 scored, mean 1, 2 unscored, 0 failed" in lines
+    (line,) = [each for each in lines if each.startswith("unscored: ")]
+    assert line.startswith("unscored: 2 x found no 7, \\x1b[31mxxx") and ".parquet:2)" in line and len(line) < 800
+    assert main([*words, "--json"]) == 0
+    samples = json.loads(capsys.readouterr().out)["samples"]
+    assert [len(each["why"]) for each in samples] == [0, 500, 500]
+
+
 def test_rewards_test_leaves_rows_of_other_sources_aside(
     recorded: Callable[..., tuple[str, str]], capsys: pytest.CaptureFixture[str]
 ) -> None:

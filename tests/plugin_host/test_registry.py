@@ -118,6 +118,8 @@ def test_a_name_of_two_packages_must_be_selected_and_only_when_asked_for(package
         (GOOD.replace("score", "scores"), "it lacks score_one, or score"),
         (GOOD + "    groups_per_call = '2'\n", "its groups_per_call is '2'"),
         (GOOD + "    workers = 0\n", "its workers is 0, and no whole number from 1"),
+        (GOOD + "    secrets = ('scale',)\n", "secrets names options of its own, and needs workers of its own"),
+        (GOOD + "    workers = 1\n    secrets = ('key',)\n", "secrets names options of its own"),
         (GOOD + f"    api_version = {API_VERSION + 1}\n", "upgrade mmrl"),
         (GOOD + f"    api_version = {API_VERSION - 1}\n", "upgrade thirdparty"),
         (

@@ -619,6 +619,22 @@ def test_real_workers_that_die_stop_the_step(run, tmp_path):
     assert all(values["reward/dies_failed_fraction"] == 0 for step, values in stopped.recorder.logged.items() if step)
 
 
+def test_reasons_of_a_reward_for_what_it_leaves_unscored_are_one_event_of_a_step(run, tmp_path):
+    path = tmp_path / "rewards.py"
+    path.write_text("from mmrl import Unscored\n\ndef judge(rollouts):\n    return [Unscored('found no verdict')")
+    path.write_text(path.read_text() + " if r.index > 1 else None if r.index else 1.0 for r in rollouts]\n")
+    rewards = [{"name": f"{path}:judge"}]
+    with Scorer([RewardSpec(name=f"{path}:judge")], workers=2) as scorer:
+        done = run(scorer=scorer, rewards=rewards, trainer={"steps": 2, "prompts_per_step": 2}).fit()
+    events = [each for each in done.recorder.events if each["kind"] == "reward_unscored"]
+    assert [(each["reward"], each["count"], each["cause"]) for each in events] == [("judge", 4, "found no verdict")] * 2
+    first = events[0]
+    assert first["message"].startswith("reward 'judge' left 4 rollouts unscored; of prompt 'p")
+    assert first["message"].endswith(" it found no verdict") and first["member"] == 2
+    assert done.recorder.logged[1]["reward/unscored_fraction"] == 0.75
+    assert done.recorder.logged[1]["reward/judge_failed_fraction"] == 0
+
+
 def test_an_accuracy_that_scores_no_row_of_the_evaluation_is_no_zero(run, tmp_path):
     path = tmp_path / "rewards.py"
     path.write_text("def right(rollouts):\n    return [1.0] * len(rollouts)\n")

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from mmrl.commands.check.spelling import respelled, written
+from mmrl.rollout.rewards.failures import Failures
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.runs.made_up import completions
 from mmrl.system.report import excerpt
@@ -21,25 +22,35 @@ from mmrl.types import EncodedPrompt, Prompt
 
 @dataclass(frozen=True, slots=True)
 class TriedAnswer:
-    """One answer to one prompt, and each reward's value for it; NaN where it cannot score."""
+    """One answer to one prompt, and each reward's value for it; NaN where it cannot score.
+
+    Attributes:
+        reasons: Why it cannot, by reward, as far as rewards say so.
+    """
 
     kind: str
     text: str
     components: Mapping[str, float]
     total: float
     is_scored: bool
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
     def data(self) -> dict[str, Any]:
         """For a program; null where it cannot be scored."""
         scores = {name: None if np.isnan(value) else value for name, value in self.components.items()}
-        return {"answer": self.kind, "text": self.text, "rewards": scores, "reward": self.total}
+        found = {"answer": self.kind, "text": self.text, "rewards": scores, "reward": self.total}
+        return found | ({"reasons": dict(self.reasons)} if self.reasons else {})
 
     def cells(self) -> tuple[str, str, str, str]:
         """For a person: a row of a table."""
         scores = ", ".join(
-            f"{name} {'-' if np.isnan(value) else f'{value:g}'}" for name, value in self.components.items()
+            f"{name} {self._unscored(name) if np.isnan(value) else f'{value:g}'}"
+            for name, value in self.components.items()
         )
         return self.kind, f"{self.total:.3g}", f"({scores})", excerpt(self.text)
+
+    def _unscored(self, reward: str) -> str:
+        return f"- as it {self.reasons[reward]}" if reward in self.reasons else "-"
 
 
 def try_rewards(
@@ -69,10 +80,13 @@ def try_rewards(
         completions(prompt, [text], max_new_tokens if kind == "truncated" else None) for kind, text in texts.items()
     ]
     tried = []
-    for (kind, text), future in zip(texts.items(), [scorer.submit(group) for group in groups], strict=True):
-        scored = future.result()
+    submitted = [(Failures(bounded=False), group) for group in groups]
+    scorings = [(failures, scorer.submit(group, failures)) for failures, group in submitted]
+    for (kind, text), (failures, scoring) in zip(texts.items(), scorings, strict=True):
+        scored = scoring.result()
         components = {name: float(values[0]) for name, values in scored.components.items()}
-        tried.append(TriedAnswer(kind, text, components, float(scored.rewards[0]), bool(scored.valid[0])))
+        reasons = {each.reward: each.cause for each in failures.unscored_since(0)}
+        tried.append(TriedAnswer(kind, text, components, float(scored.rewards[0]), bool(scored.valid[0]), reasons))
     best = max(tried[: len(right)], key=lambda answer: (answer.is_scored, answer.total))
     if row.answer is None:
         return [replace(best, kind="one"), replace(tried[len(right)], kind="another"), *tried[len(right) + 1 :]]

@@ -39,6 +39,7 @@ class TriedRollout:
         components: The values that the reward answers beside it, by name.
         recorded: The record's value of the same component; None where that was unscored, or there is none.
         failure: How the reward failed on it; empty if it did not.
+        why: Why it is unscored, if the reward says so.
         agrees: True if value, components and record are the same, within 1e-6; None where there is nothing to compare.
     """
 
@@ -52,6 +53,7 @@ class TriedRollout:
     failure: str
     agrees: bool | None
     components: Mapping[str, float | None] = field(default_factory=dict)
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +138,8 @@ class TriedReward:
         elif self.recorded_components:
             known = ", ".join(self.recorded_components)
             yield visible(f"record: it has no {self.component!r} to compare with, but {known} (--set label=NAME)")
-        first: dict[str, str] = {}
-        for each in self.failed:
-            first.setdefault(each.failure, each.where)
-        causes = Counter(each.failure for each in self.failed)
-        for cause, count in causes.most_common(_ROWS_SHOWN):
-            yield visible(f"failed: {count} x {cause} (first: {first[cause]})")
+        yield from _causes("failed", [(each.failure, each.where) for each in self.failed])
+        yield from _causes("unscored", [(each.why, each.where) for each in self.rollouts if each.why])
 
 
 def reward_spec(name: str, settings: Sequence[str] = (), timeout_s: float | None = None) -> RewardSpec:
@@ -232,6 +230,7 @@ def _tried(
         scores, seconds, reason = [None] * len(group), [0.0] * len(group), error.what
         parts = [{}] * len(group)
     causes = {failure.rollout.key: failure.cause for failure in failures.since(0)}
+    reasons = {unscored.rollout.key: unscored.cause for unscored in failures.unscored_since(0)}
     for each, value, took, beside in zip(group, scores, seconds, parts, strict=True):
         rollout, recorded, failure = each.rollout, each.rewards.get(name), reason or causes.get(each.rollout.key, "")
         # If a valid rollout has no value, no reward of that name was asked.
@@ -247,6 +246,7 @@ def _tried(
             failure=failure,
             agrees=_agrees(name, value, beside, each.rewards) if comparable else None,
             components=beside,
+            why=reasons.get(rollout.key, ""),
         )
 
 
@@ -276,6 +276,13 @@ def _table(rollouts: Sequence[TriedRollout], components: Sequence[str]) -> list[
         parts = ["" if (part := each.components.get(name)) is None else _number(part) for name in names]
         rows.append([prompt, str(each.member), value, *parts, recorded, _ms(each.seconds), text])
     return table(rows, f"<{'>' * (4 + len(names))}<")
+
+
+def _causes(what: str, found: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """A line for each cause: how often it was, and the place of the first."""
+    first = dict(reversed(found))
+    for cause, count in Counter(cause for cause, _ in found).most_common(_ROWS_SHOWN):
+        yield visible(f"{what}: {count} x {cause} (first: {first[cause]})")
 
 
 def _short(text: str, width: int) -> str:

@@ -27,7 +27,7 @@ class RewardError(PluginError):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A rollout that is left unscored because a reward hung, crashed, or raised where that is skipped.
+    """A rollout that is left unscored because a reward hung, crashed, raised where that is skipped, or says why.
 
     Attributes:
         reward: Its label.
@@ -44,6 +44,8 @@ class Failure:
 class Failures:
     """The failures of one step, counted against its rollouts; any number of threads may share them.
 
+    Beside them are the reasons of rewards for what they cannot score, which are no failures.
+
     Args:
         bounded: True if more than ``MAX_FAILED_SHARE`` of the rollouts are too many.
 
@@ -55,6 +57,7 @@ class Failures:
         self.too_many: Future[NoReturn] = Future()
         self._bounded, self._num_rollouts = bounded, 0
         self._all: list[Failure] = []
+        self._unscored: list[Failure] = []
         self._failed: set[SampleKey] = set()
         self._lock = threading.Lock()
 
@@ -69,6 +72,16 @@ class Failures:
             excess = self._bounded and len(self._failed) > MAX_FAILED_SHARE * self._num_rollouts
             if excess and not self.too_many.done():
                 self.too_many.set_exception(self._error(failure))
+
+    def explain(self, unscored: Failure) -> None:
+        """Note why a reward cannot score a rollout; it does not count as failed."""
+        with self._lock:
+            self._unscored.append(unscored)
+
+    def unscored_since(self, count: int) -> list[Failure]:
+        """All that was explained, but the first ``count``."""
+        with self._lock:
+            return self._unscored[count:]
 
     def check(self) -> None:
         """Raises RewardError if there are too many."""

@@ -11,10 +11,11 @@ import pickle
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from types import MappingProxyType
 
 from mmrl.config.plugin_specs import RewardSpec
 from mmrl.rollout.rewards.failures import Failure, Failures, RewardError, reward_error
@@ -65,6 +66,7 @@ class RewardPool:
 
     Args:
         groups_per_call: For each reward, most groups whose rollouts are given in one call.
+        secrets: Environment variables of the workers beside the public ones.
     """
 
     def __init__(
@@ -74,8 +76,10 @@ class RewardPool:
         groups_per_call: Sequence[int],
         *,
         max_growth_bytes: int = MAX_GROWTH_BYTES,
+        secrets: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._rewards, self._max_growth_bytes = tuple(rewards), max_growth_bytes
+        self._secrets = secrets
         self._groups_per_call = groups_per_call
         self._tasks: queue.Queue[_Task | None] = queue.Queue()
         self._workers: dict[int, _Worker] = {}
@@ -202,7 +206,7 @@ class RewardPool:
         if worker is None or worker.has_ended:
             if worker:
                 worker.stop()
-            worker = self._workers[index] = _Worker(self._rewards)
+            worker = self._workers[index] = _Worker(self._rewards, self._secrets)
         return worker
 
 
@@ -237,6 +241,7 @@ class _Call:
             self._scores |= zip(places, reply["values"], strict=True)
             self._answers |= zip(places, reply.get("answers", ()), strict=False)
             self._parts |= zip(places, reply.get("parts", ()), strict=False)
+            self._explain(zip(places, reply.get("reasons", ()), strict=False))
         elif reply["skip"]:
             self._fail(places, " at ".join(filter(None, [reply["what"], reply.get("place")])), reply["details"])
         elif self._fault is None:
@@ -270,6 +275,11 @@ class _Call:
             for part in parts
         ]
 
+    def _explain(self, reasons: Iterable[tuple[int, str]]) -> None:
+        for place, why in reasons:
+            if why:
+                self._owners[place].failures.explain(Failure(self._spec.metric, self._rollouts[place], why))
+
     def _fail(self, places: Sequence[int], cause: str, details: str = "") -> None:
         for place in places:
             self._scores[place] = None
@@ -284,8 +294,8 @@ class _Worker(WorkerProcess):
         growth_bytes: Resident memory that it gained after its first call.
     """
 
-    def __init__(self, rewards: Sequence[RewardSpec]) -> None:
-        super().__init__("mmrl.rollout.rewards.worker", public_variables())
+    def __init__(self, rewards: Sequence[RewardSpec], secrets: Mapping[str, str]) -> None:
+        super().__init__("mmrl.rollout.rewards.worker", public_variables() | dict(secrets))
         self._rewards, self._forms = rewards, list[str]()
         self._first_bytes: int | None = None
         self.growth_bytes = 0

@@ -187,10 +187,18 @@ def reward_pools(
                 count,
                 [classes[place].groups_per_call for place in places],
                 max_growth_bytes=max_growth_bytes,
+                secrets=_secrets([rewards[place] for place in places if classes[place].secrets]),
             ),
         )
         for places, count in pools
     ]
+
+
+def _secrets(rewards: Sequence[RewardSpec]) -> dict[str, str]:
+    """The environment variables that the rewards' options name, as far as they are set."""
+    made = [registry.create("reward", spec) for spec in rewards]
+    names = [getattr(reward.config, option) for reward in made for option in reward.secrets]
+    return {name: os.environ[name] for name in names if name is not None and name in os.environ}
 
 
 def _array(scores: Sequence[float | None]) -> FloatArray:

@@ -31,10 +31,11 @@ from mmrl.plugin_host import registry
 from mmrl.plugin_host.foreign_rewards import FunctionReward, plain
 from mmrl.rollout.worker_faults import excerpt, raised
 from mmrl.system.worker_process import Line, Reply
-from mmrl.types import Rollout
+from mmrl.types import Rollout, Unscored
 
 _TOTALS = ("overall", "score")
 """Names of the component that is the score, in this order."""
+_LONGEST_REASON = 500
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
@@ -126,7 +127,8 @@ class _Call:
         """A reply with the reward's answer, which must be scores."""
         scores = check_scores(answer, stop - start, self._spec.weights, total=total_of(self._reward))
         parts = {"parts": [score.parts for score in scores]} if any(score.parts for score in scores) else {}
-        return {"values": [score.value for score in scores], **parts, **self._answers(start, stop)}
+        reasons = {"reasons": [score.why for score in scores]} if any(score.why for score in scores) else {}
+        return {"values": [score.value for score in scores], **parts, **reasons, **self._answers(start, stop)}
 
     def _answers(self, start: int, stop: int) -> Reply:
         """The completions' answers, if the reward reads answers."""
@@ -238,10 +240,15 @@ async def _all(answers: Sequence[Any]) -> list[Any]:
 
 
 class CheckedScore(NamedTuple):
-    """A rollout's score as a plain float, None where the reward could not score, and the values beside the score."""
+    """A rollout's score as a plain float, None where the reward could not score, and the values beside the score.
+
+    Attributes:
+        why: The reason for None, if the reward gives one.
+    """
 
     value: float | None
     parts: Mapping[str, float | None] = MappingProxyType({})
+    why: str = ""
 
 
 def total_of(reward: Reward) -> str | None:
@@ -286,6 +293,8 @@ class BadScores(Exception):
 def _check_score(index: int, value: object, weights: Mapping[str, float] | None, total: str | None) -> CheckedScore:
     if value is None:
         return CheckedScore(None)
+    if isinstance(value, Unscored):
+        return CheckedScore(None, why=str(value.why)[:_LONGEST_REASON])
     if isinstance(value, Mapping):
         return _check_components(index, value, weights, total)
     if weights:
