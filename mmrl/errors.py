@@ -75,7 +75,15 @@ class DataError(MMRLError):
 
 
 class UselessRow(DataError):
-    """A row from which an algorithm can learn nothing; it is left out and counted, and is no bad row."""
+    """A row from which an algorithm can learn nothing; it is left out and counted, and is no bad row.
+
+    Attributes:
+        counted: The name of the count, a metric such as ``data/ties``.
+    """
+
+    def __init__(self, what: str, *, counted: str, where: str = "") -> None:
+        super().__init__(what, where=where)
+        self.counted = counted
 
 
 class HubError(DataError):

@@ -53,8 +53,13 @@ class TokenColumn:
 
     @property
     def mismatched(self) -> str:
-        """The attribute of ``Batch`` that has it for prompts with other rows' completions."""
+        """The attribute of ``Batch`` and ``CreditedGroup`` that has it for prompts with other rows' completions."""
         return f"mismatched_{self.credited}"
+
+    @property
+    def mismatched_record(self) -> str:
+        """The field of these in records of rollouts."""
+        return f"mismatched_{self.record}"
 
     @property
     def mismatched_replayed(self) -> str:
@@ -117,6 +122,9 @@ COLUMNS = (
     ),
 )
 """In the order of the records' fields."""
+
+MISMATCHED_COLUMNS = tuple(column for column in COLUMNS if column.known == "before the step")
+"""Columns that prompts with other rows' completions have too, in a run whose algorithm asks for them."""
 
 VIEW_COLUMNS = tuple(
     TokenColumn(

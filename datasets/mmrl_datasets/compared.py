@@ -104,8 +104,7 @@ def _is_judged(names: Names, prompt: str | None) -> bool:
     [label] = ALIASES["desirable"]
     if label not in names.rows.columns or not names.is_free(label, "desirable"):
         return False
-    verdicts = names.cells(label)
-    if not verdicts or not all(isinstance(each, bool) for each in verdicts):
+    if not names.holds_verdicts(label):
         return False
     if COMPLETION in names.rows.columns:
         return names.is_free(COMPLETION, "desirable")

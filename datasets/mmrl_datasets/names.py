@@ -107,9 +107,24 @@ class Names:
                 f"Several columns could be the {role}: {', '.join(found)}",
                 where=self.where,
                 possible=", ".join(self.rows.columns),
-                remedy=f"name one, such as data.train.{role}: {found[0]} (data.eval.{role} for evaluation)",
+                remedy=f"name one, such as data.train.{role}: {found[0]} (data.eval.{role} for evaluation)"
+                + self._verdict(found),
             )
         return found[0]
+
+    def _verdict(self, found: Sequence[str]) -> str:
+        """A remedy for columns of which one says whether the answer in another is good."""
+        verdicts = [name for name in found if name in ALIASES["desirable"] and self.holds_verdicts(name)]
+        if not verdicts:
+            return ""
+        answer = next((name for name in found if name not in verdicts), "COLUMN")
+        named = f"data.train.desirable: {verdicts[0]} and data.train.demonstration: {answer}"
+        return f"; or, if {verdicts[0]} says of each answer whether it is good, {named}"
+
+    def holds_verdicts(self, column: str) -> bool:
+        """True if some cells of a column hold something, and all of these true or false."""
+        cells = self.cells(column)
+        return bool(cells) and all(isinstance(each, bool) for each in cells)
 
     def present(self, role: str) -> list[str]:
         """The columns that have one of the role's names."""

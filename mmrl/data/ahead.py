@@ -72,14 +72,17 @@ class PromptsAhead(PromptSource):
         return AHEAD + hashlib.sha256(f"{self._digest.hexdigest()} {prints} {limits}".encode()).hexdigest()
 
     def state(self) -> list[dict[str, Any]]:
-        """For each dataset, the rows that were reached, and the causes of those that could not be used."""
+        """Counts of all rows; for each dataset, the rows that were reached, and the causes of those that could not be
+        used."""
         datasets = zip(self._datasets, self._bad, strict=True)
         counts = [{"source": p.source, "reached": bad.reached, "causes": dict(bad.causes)} for p, bad in datasets]
-        return [{"usable": self._usable}, *counts]
+        left_out = {"left_out": dict(self.left_out)} if self.left_out else {}
+        return [{"usable": self._usable, **left_out}, *counts]
 
     def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
         known = {each["source"]: each for each in state if "source" in each}
         self._usable = sum(each.get("usable", 0) for each in state)
+        self.left_out = Counter(state[0].get("left_out", {}) if state else {})
         for dataset, bad in zip(self._datasets, self._bad, strict=True):
             found = known.get(dataset.source, {"reached": 0, "causes": {}})
             bad.reached, bad.causes = int(found["reached"]), Counter(found["causes"])

@@ -11,6 +11,8 @@ from mmrl.errors import DataError
 
 OnBadRow = Literal["drop", "fail"]
 
+TOO_LONG = "data/overlong"
+"""The count of rows whose prompt, or an answer of theirs, is too long."""
 LEAST = 1000
 """Rows that are counted at least, if there are as many: the first ones that are reached may happen to be bad."""
 _SHOWN = 3

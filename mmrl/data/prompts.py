@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 from typing import Any, ClassVar, Literal, TypeVar
 
-import numpy as np
-
-from mmrl.data.bad_rows import BadRows, OnBadRow, listed
+from mmrl.data.bad_rows import TOO_LONG, BadRows, OnBadRow, listed
+from mmrl.data.lengths import distribution
 from mmrl.data.order import Order, PromptOrder, WeightedOrder
 from mmrl.data.templates import PromptTemplate
 from mmrl.engine_api import PromptEncoder
@@ -84,6 +83,7 @@ class PromptSource:
         lengths: Tokens of each prompt that was kept.
         overlong_lengths: Tokens of each one that was too long.
         useless: Rows from which nothing can be learned though they are right, by cause.
+        left_out: These and the ones that were too long, by the name of their count.
         sources: Rows of each source among those that were kept.
         categories: Likewise of each category; that of rows without one is empty.
         max_images: Most images in one of them.
@@ -130,7 +130,7 @@ class PromptSource:
         self.dropped: list[tuple[str, str]] = []
         self.lengths: list[int] = []
         self.overlong_lengths: list[int] = []
-        self.useless: Counter[str] = Counter()
+        self.useless, self.left_out = Counter[str](), Counter[str]()
         self.sources: Counter[str] = Counter()
         self.categories: Counter[str] = Counter()
         self.max_images = 0
@@ -272,7 +272,7 @@ class PromptSource:
             where, remedy = self.name, f"lower {what} to {len(self)} or less, or use more data"
             if self.is_scanned:
                 dropped = "".join(f", {count} dropped: {cause}" for cause, count in self.causes.most_common())
-                lengths = _distribution(self.lengths + self.overlong_lengths)
+                lengths = distribution(self.lengths + self.overlong_lengths)
                 where = f"{self.name} ({plural(self.num_rows, 'row')} read{dropped}); {lengths}"
                 remedy = f"lower {what} to {len(self)} or less, use more data, or raise data.max_prompt_tokens"
             raise DataError(
@@ -314,6 +314,7 @@ class PromptSource:
             raise
         except UselessRow as error:
             self.useless[error.what] += 1
+            self.left_out[error.counted] += 1
             self._drop(number, name, error.what)
             return None
         except DataError as error:
@@ -367,7 +368,7 @@ class PromptSource:
                 f", {plural(count, 'row')}: {cause}" for cause, count in self._bad[dataset].causes.most_common()
             )
             raise DataError(
-                f"No row is left: {_distribution(lengths)}{causes}",
+                f"No row is left: {distribution(lengths)}{causes}",
                 where=f"{where}, data.max_prompt_tokens = {limit}",
                 remedy="raise data.max_prompt_tokens or lower data.max_pixels",
             )
@@ -381,6 +382,7 @@ class PromptSource:
                 remedy="raise data.max_prompt_tokens, lower data.max_pixels, or set data.overlong to drop",
             )
         self.overlong_lengths.append(length)
+        self.left_out[TOO_LONG] += 1
         self._drop(number, prompt, reason)
 
     def prepared(self, prompt: Prompt) -> Prompt:
@@ -412,19 +414,3 @@ def contents(prompt: Prompt, length: int) -> str:
     said = (prompt.id, prompt.source, turns, prompt.answer, prompt.demonstration, prompt.choices, length)
     compared = [(each.text, each.score) for each in prompt.candidates]
     return repr((*said, compared) if compared else said)
-
-
-def histogram(lengths: Sequence[int], num_bins: int) -> list[tuple[int, int, int]]:
-    """(lowest, highest, count) of bins of equal width that cover one or more lengths."""
-    low, high = min(lengths), max(lengths)
-    width = (high - low) // num_bins + 1
-    counts = np.bincount((np.asarray(lengths) - low) // width)
-    return [(low + i * width, low + (i + 1) * width - 1, int(count)) for i, count in enumerate(counts)]
-
-
-def _distribution(lengths: Sequence[int]) -> str:
-    """A sentence such as ``40 rows of 100 to 600 tokens (100-199: 25, 200-299: 3, ...)``."""
-    if not lengths:
-        return "the dataset has no rows"
-    bins = ", ".join(f"{low}-{high}: {count}" for low, high, count in histogram(lengths, 5))
-    return f"{plural(len(lengths), 'row')} of {min(lengths)} to {max(lengths)} tokens ({bins})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from mmrl.errors import contract_error, plugin_errors
 from mmrl.interfaces.views import View
-from mmrl.token_columns import COLUMNS, POLICY, TokenColumn
+from mmrl.token_columns import COLUMNS, MISMATCHED_COLUMNS, POLICY, TokenColumn
 from mmrl.types import (
     Batch,
     Credit,
@@ -20,6 +20,7 @@ from mmrl.types import (
     ImageRef,
     Message,
     PackedTokens,
+    Prompt,
     ScoredGroup,
     TokenLoss,
 )
@@ -192,8 +193,8 @@ class Needs:
     @property
     def mismatched_columns(self) -> tuple[TokenColumn, ...]:
         """The columns that prompts with other rows' completions have too."""
-        before = (column for column in COLUMNS if self.mismatched and column.known == "before the step")
-        return tuple(column for column in before if column.role == POLICY or getattr(self, column.need))
+        asked = MISMATCHED_COLUMNS if self.mismatched else ()
+        return tuple(column for column in asked if column.role == POLICY or getattr(self, column.need))
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -259,6 +260,19 @@ class Algorithm(Plugin):
     @abstractmethod
     def aggregation(self) -> Aggregation:
         """The weighing of the per-token loss."""
+
+    def check_rows(self, rows: Iterable[Prompt]) -> Sequence[str]:
+        """Warnings about the training rows, shown by `mmrl check` and at the start of a run.
+
+        Not called in a run that reads its rows as it reaches them.
+
+        Args:
+            rows: All rows that can be used, each read when it is asked for.
+
+        Raises:
+            ValueError: The algorithm cannot learn from them.
+        """
+        return ()
 
     def select(self, groups: Sequence[ScoredGroup]) -> Sequence[bool]:
         """One bool for each group: True keeps it, False has it replaced. Called only with ``Needs.refill``."""

@@ -60,6 +60,18 @@ def check_given(config: Config, needs: Needs, what: str) -> None:
         )
 
 
+def check_rewarded(config: Config, source: type[Source]) -> None:
+    """See that the rewards and the environment of a run on comparisons are there for its evaluations."""
+    unused = [key for key, is_there in (("rewards", config.rewards), ("environment", config.environment)) if is_there]
+    if unused and source.compares and not config.data.eval:
+        raise ConfigError(
+            f"nothing is sampled that {' and '.join(unused)} could score: rows have {source.texts} and scores of their "
+            "own, and nothing is evaluated",
+            where=", ".join(unused),
+            remedy="remove it, set data.eval, or let the algorithm learn from sampled completions",
+        )
+
+
 def check_judged(config: Config, source: type[Source]) -> None:
     """See that evaluations can tell right from wrong."""
     scores = config.rewards or config.environment is not None or source.evaluates_given(config)
@@ -166,17 +178,21 @@ def check_quantization(config: Config, folder: ModelFolder) -> None:
         check_installed()
 
 
-def check_ahead(config: Config, folder: ModelFolder, num_rows: int) -> None:
+def check_ahead(config: Config, folder: ModelFolder, num_rows: int, *, samples: bool) -> None:
     """Check that a run may begin without reading its training rows.
+
+    Args:
+        samples: True if the run samples anything.
 
     Raises:
         ConfigError: Nobody says how many images a prompt may have.
     """
     data = config.data
     if data.max_images is None and folder.family.vision:
+        use = "for which the sampler reserves memory" if samples else "of which the audit of the start makes its own"
         raise ConfigError(
             f"data.max_images is not set, and {num_rows} training rows are not read before the run starts, so that "
-            "nobody knows how many images a prompt has, for which the sampler reserves memory",
+            f"nobody knows how many images a prompt has, {use}",
             where=f"data.max_images: null; data.scan_rows: {data.scan_rows}",
             possible="the most images of a prompt, such as 1; rows with more are left out",
             remedy=f"set data.max_images; or data.scan_rows: {num_rows} for a new run, which then reads all rows",

@@ -12,7 +12,7 @@ from mmrl.rollout.rewards.failures import Failures
 from mmrl.rollout.rewards.scorer import Scorer, Scoring
 from mmrl.runs.made_up import completions
 from mmrl.runs.setup import RunSetup
-from mmrl.types import EncodedPrompt, RolloutGroup
+from mmrl.types import EncodedPrompt, RolloutGroup, ScoredGroup
 
 PATIENCE_S = 20.0
 """Most seconds that engines wait for the rewards: one that loads a model or asks a slow server goes on beside them."""
@@ -26,12 +26,16 @@ class RewardTrial:
     Only what no answer excuses is an error: an exception (unless ``on_error`` skips it), a wrong type or number of
     values, or a value that is not finite. None, a low value, and a call that takes too long are not. With an
     environment nothing is tried, as rewards may look at episodes; and nothing where rows are measured when they are
-    reached.
+    reached. Where a row has no reference answer and no reward gives a value, that is told.
+
+    Attributes:
+        warnings: Sentences on what was found so far.
     """
 
     def __init__(self, scorer: Scorer, setup: RunSetup) -> None:
         prompts = _first_prompts(setup) if setup.config.rewards and setup.config.environment is None else ()
         self._waiting: list[Scoring] = [scorer.submit(_made_up(prompt), Failures(bounded=False)) for prompt in prompts]
+        self.warnings: list[str] = []
 
     def check(self, patience_s: float = PATIENCE_S) -> None:
         """Wait for the answers; later ones are left for the next call.
@@ -44,7 +48,7 @@ class RewardTrial:
         for scoring in self._waiting:
             try:
                 with suppress(TimeoutError):
-                    scoring.result(max(0.0, until - time.monotonic()))
+                    self.warnings += _told(scoring.result(max(0.0, until - time.monotonic())))
                     continue
             except PluginError as error:
                 tried = "tried on made-up answers to the first row of its source"
@@ -69,6 +73,15 @@ def _usable(source: PromptSource, setup: RunSetup) -> Iterator[EncodedPrompt]:
     for place in range(min(len(source), _LOOKED_AT if len(source.sources) > 1 else 1)):
         if (prompt := source.attempt(place, setup.encoder.encode)) is not None:
             yield prompt
+
+
+def _told(scored: ScoredGroup) -> list[str]:
+    """A warning, if no reward can score answers to a row that has no reference answer."""
+    row = scored.group.prompt.prompt
+    if scored.valid.any() or row.answer not in (None, "", ()):
+        return []
+    what = f"rewards: none of them scores made-up answers to {row.id}, which has no reference answer"
+    return [f"{what}; name the column of answers (data.train.answer), or a reward that needs none"]
 
 
 def _made_up(prompt: EncodedPrompt) -> RolloutGroup:

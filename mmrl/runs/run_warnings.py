@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mmrl.config.yaml_tree import join_errors, to_flow
-from mmrl.errors import ConfigError, plugin_errors
+from mmrl.errors import ConfigError, DataError, plugin_errors
 from mmrl.interfaces import Plugin, RunFacts
 from mmrl.plugin_host import registry
 from mmrl.runs.dataset import texts
@@ -72,6 +72,24 @@ def image_warnings(setup: RunSetup) -> list[str]:
         return []
     model = setup.folder.family.model_type
     return [f"data.train: no row has an image, and the model ({model}) reads images: {remedy}"]
+
+
+def learning_warnings(setup: RunSetup) -> list[str]:
+    """Warnings of the algorithm about the training rows, if all were read at the start.
+
+    Raises:
+        DataError: It cannot learn from them.
+    """
+    source, algorithm = setup.training, setup.algorithm
+    if not source.is_scanned:
+        return []
+    where = f"algorithm: {setup.config.algorithm.name}, {source.name}"
+    with plugin_errors(algorithm, "check_rows"):
+        try:
+            warnings = texts(algorithm.check_rows(source[place] for place in range(len(source))))
+        except ValueError as error:
+            raise DataError(str(error), where=where) from error
+    return [f"{where}: {warning}" for warning in warnings]
 
 
 def run_facts(setup: RunSetup) -> RunFacts:

@@ -22,7 +22,7 @@ from mmrl.runs.overdue import step_watchdog
 from mmrl.runs.recorder import RunRecorder, provenance, tell, tracking
 from mmrl.runs.restarts import RESTARTED, Restarts
 from mmrl.runs.reward_trial import RewardTrial
-from mmrl.runs.run_warnings import config_warnings, image_warnings, model_warnings
+from mmrl.runs.run_warnings import config_warnings, image_warnings, learning_warnings, model_warnings
 from mmrl.runs.sampled_rows import sampled_warnings
 from mmrl.runs.scored_rows import row_warnings
 from mmrl.runs.start import Start, Starts
@@ -83,7 +83,7 @@ class TrainingRun:
             scorer = stack.enter_context(Scorer(config.rewards))
             with garbage_kept():
                 sources = setup.training, *setup.evaluations.values()
-            for warning in image_warnings(setup):
+            for warning in [*image_warnings(setup), *learning_warnings(setup)]:
                 self._tell("warning", message=warning)
             for source in sources:
                 for warning in [*source.warnings, *sampled_warnings(setup, source), *row_warnings(setup, source)]:
@@ -93,6 +93,8 @@ class TrainingRun:
             self._console.lines(opening(config, setup, directory.path, str(self._start)))
             self._trial = RewardTrial(scorer, setup)
             self._trial.check()
+            for warning in self._trial.warnings:
+                self._tell("warning", message=warning)
             _ = setup.fingerprints  # what is trained with now, and not once the engine has started
             restarts = Restarts(config.trainer.max_restarts)
             while True:

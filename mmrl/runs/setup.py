@@ -82,6 +82,7 @@ class RunSetup:
             checks.check_rollouts(self.config, needs)
         else:
             checks.check_given(self.config, needs, source.texts)
+            checks.check_rewarded(self.config, source)
         checks.check_judged(self.config, source)
         checks.check_views(self.config, algorithm, needs.views)
         return algorithm
@@ -351,7 +352,7 @@ class RunSetup:
         """The way to read so many training rows."""
         if num_rows <= self.config.data.scan_rows if self._scans is None else self._scans:
             return PromptSource
-        checks.check_ahead(self.config, self.folder, num_rows)
+        checks.check_ahead(self.config, self.folder, num_rows, samples=self.with_sampler)
         return PromptsAhead
 
     def _load(self, key: str, spec: DatasetSpec) -> Dataset:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from mmrl.engine_api import Learner, Network, NetworkFiles, UpdateResult, Way
 from mmrl.interfaces import Algorithm
 from mmrl.ops.objective import reduce_partials, seen_samples, token_loss, weighed_loss
 from mmrl.step.learn import LearnSettings, finished, learn
-from mmrl.token_columns import POLICY
+from mmrl.token_columns import MISMATCHED_COLUMNS, POLICY
 from mmrl.types import CreditedGroup, FloatArray, Sample, SampleKey, ScoredGroup, TrainingRow
 
 
@@ -101,8 +102,15 @@ def judged(groups: Sequence[ScoredGroup], algorithm: Algorithm, learner: Learner
     own = copy.deepcopy(algorithm)
     forward = ForwardPass(learner, own)
     result = finished(learn(groups, own, forward, settings))
+    nothing: dict[str, Any] = {column.mismatched: () for column in MISMATCHED_COLUMNS}
     seen = [
-        replace(each, trained=False, updates=(), advantages=[np.zeros_like(values) for values in each.advantages])
+        replace(
+            each,
+            trained=False,
+            updates=(),
+            advantages=[np.zeros_like(values) for values in each.advantages],
+            **nothing,
+        )
         for each in result.groups
     ]
     if "loss/total" not in result.metrics:

@@ -8,16 +8,22 @@ from dataclasses import replace
 import numpy as np
 
 from mmrl.config.sections import Config
+from mmrl.data.bad_rows import TOO_LONG
 from mmrl.engine_api import PromptEncoder
 from mmrl.errors import DataError, UselessRow, plural
 from mmrl.interfaces import Needs
+from mmrl.ops.credit import best_and_worst
 from mmrl.rollout.batch import SampledStep
 from mmrl.step.source import Draw, Source
 from mmrl.system.clock import Clock
 from mmrl.types import GIVEN, Candidate, EncodedPrompt, Prompt, Rollout, RolloutGroup, Sample, ScoredGroup
 
+EQUAL, TIES = "data/equal_pairs", "data/ties"
+"""Counts of rows that are left out."""
 SCORE = "score"
 """The component that is a candidate's score."""
+_LARGEST = float(np.finfo(np.float32).max)
+"""The largest score: a loss takes scores as float32."""
 _COLUMNS = "name the columns of the answers (chosen and rejected, or candidates and scores), or mend or remove the row"
 
 
@@ -59,7 +65,7 @@ class Given(Source):
 class Comparisons(Given):
     """The dataset's own candidates: those of a row are a group, whose rewards are their scores."""
 
-    texts = "comparisons"
+    compares, texts, left_out = True, "comparisons", (EQUAL, TIES, TOO_LONG)
 
     @classmethod
     def check_row(cls, prompt: Prompt, config: Config, needs: Needs, encoder: PromptEncoder) -> None:
@@ -78,14 +84,14 @@ class Comparisons(Given):
             if config.data.overlong == "fail":
                 remedy = "raise sampler.max_new_tokens, or set data.overlong to drop"
                 raise DataError(f"{what}: {plural(longest, 'token')}", where=prompt.id, remedy=remedy)
-            raise UselessRow(what, where=prompt.id)
-        if len(candidates) > 1:
-            scores = [candidate.score or 0.0 for candidate in candidates]
-            best, worst = scores.index(max(scores)), scores.index(min(scores))
-            if scores[best] == scores[worst]:
-                raise UselessRow("all candidates have the same score", where=prompt.id)
-            if np.array_equal(given[best].token_ids, given[worst].token_ids):
-                raise UselessRow("the best and the worst candidate are equal", where=prompt.id)
+            raise UselessRow(what, counted=TOO_LONG, where=prompt.id)
+        if needs.min_group_size > 1:
+            scores = np.array([candidate.score for candidate in candidates], np.float64)
+            best_M, worst_M = best_and_worst(scores, np.zeros(len(scores), np.int64), np.ones(len(scores), np.bool_))
+            if not len(best_M):
+                raise UselessRow("all candidates have the same score", counted=TIES, where=prompt.id)
+            if np.array_equal(given[best_M[0]].token_ids, given[worst_M[0]].token_ids):
+                raise UselessRow("the best and the worst candidate are equal", counted=EQUAL, where=prompt.id)
 
     @classmethod
     def evaluates_given(cls, config: Config) -> bool:
@@ -110,7 +116,7 @@ def _scored_candidates(prompt: Prompt) -> tuple[Candidate, ...]:
                 possible="answers under one prompt and one set of images",
                 remedy="mend or remove the row",
             )
-        if candidate.score is None or not np.isfinite(candidate.score):
+        if candidate.score is None or not abs(candidate.score) <= _LARGEST:
             what = "no score" if candidate.score is None else f"the score {candidate.score}"
             raise DataError(f"candidate {place} has {what}", where=prompt.id, remedy=_COLUMNS)
     return prompt.candidates

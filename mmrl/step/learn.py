@@ -156,7 +156,10 @@ def learn(
     parts = minibatches(batch.group_ids, settings.minibatches, settings.epochs, settings.seed, whole=needs.whole_groups)
     means, logprobs, updates = yield from _optimizer_steps(samples, batch, rows_of, learner, parts)
     values = {**means, **credit.metrics, **metrics.advantage_metrics(masks, columns["advantages"])}
-    return StepResult(values, _credited(groups, {**columns, "old_logprobs": logprobs}, updates), credit)
+    found = {column.credited: columns[column.name] for column in COLUMNS if column.name in columns}
+    found |= {"logprobs": logprobs}
+    found |= {column.mismatched: getattr(batch, column.mismatched) for column in needs.mismatched_columns}
+    return StepResult(values, _credited(groups, found, updates), credit)
 
 
 def finished(
@@ -280,14 +283,14 @@ def _credited(
     columns: Mapping[str, Sequence[FloatArray]],
     updates: Sequence[Sequence[PreUpdateStatistics]],
 ) -> list[CreditedGroup]:
-    names = {column.credited: column.name for column in COLUMNS if column.name in columns}
+    """The groups with these columns of all samples, by the attribute of ``CreditedGroup``."""
     bounds = offsets([len(group.rollouts) for group in groups])
     return [
         CreditedGroup(
             scored=group,
             trained=True,
             updates=updates[start:end],
-            **{credited: columns[name][start:end] for credited, name in names.items()},
+            **{name: values[start:end] for name, values in columns.items()},
         )
         for group, start, end in zip(groups, bounds, bounds[1:], strict=False)
     ]

@@ -354,7 +354,7 @@ class Trainer:
         finally:  # groups are recorded before their numbers can stop the run
             with clock.phase("record"):
                 self._recorder.rollouts(step, step_groups(found, result.groups), state)
-        values = {**result.metrics, **measured, **self._check.check_step(step, result.groups)}
+        values = {**result.metrics, **measured, **self._queue.left_out, **self._check.check_step(step, result.groups)}
         if not found.is_given and values.get("advantage/abs_mean") == 0:
             self._recorder.event("no_signal", message=f"step {step} taught nothing: every advantage is 0", step=step)
         self._notice.look(step, values)

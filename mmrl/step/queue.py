@@ -37,6 +37,11 @@ class StepQueue:
         """Prompts taken from the data order so far: the position of the next one."""
         return self._prompts.position
 
+    @property
+    def left_out(self) -> dict[str, float]:
+        """Rows that were left out so far, as metrics of a step."""
+        return {name: float(self._train.left_out[name]) for name in self._source.left_out}
+
     def take(self, step: int, clock: Clock) -> SampledStep:
         """The step's groups.
 

@@ -27,12 +27,16 @@ class Source(ABC):
 
     Attributes:
         samples: True if each step samples the policy, and rewards score it; else rows have the completions.
+        compares: True if the rows have scores of their own.
         texts: The noun for the texts that a step learns from.
+        left_out: Names of the counts of rows that are left out, each a metric of every step: ``data/ties``.
         carried: Groups of skipped steps, to be used first in the next one. The weights have not moved since then.
     """
 
     samples: ClassVar[bool]
+    compares: ClassVar[bool] = False
     texts: ClassVar[str]
+    left_out: ClassVar[Sequence[str]] = ()
 
     def __init__(
         self,

@@ -18,8 +18,10 @@ from mmrl.system.report import duration
 
 _REWARD = [("reward/mean", "reward {:.2f}")]
 _ONE_SET: Mapping[str, tuple[str, str | None]] = {"": ("eval/accuracy", None)}
+_LOSS = [("loss/policy", "loss {:.3g}")]
+_WHOLE_LOSS = [("loss/total", "loss {:.3g}")]
+"""That of algorithms whose loss has no part of this name."""
 _OTHERS = [
-    ("loss/policy", "loss {:.3g}"),
     ("length/completion_mean", "len {:.1f}"),
     ("group/zero_signal_fraction", "zero {:.2f}"),
     ("rollout/acceptance_rate", "kept {:.2f}"),
@@ -48,7 +50,7 @@ class Console:
             tells right from wrong.
         stops_at: The condition that ends the run earlier, such as ``eval/accuracy >= 0.9``.
         accuracy: The word for the share: ``acc`` of right answers, ``pref`` of comparisons that the policy decides as
-            the dataset does.
+            the dataset does. Where an evaluation has no such share, ``margin`` is the difference of mean rewards.
     """
 
     def __init__(
@@ -84,7 +86,8 @@ class Console:
     def step(self, step: int, metrics: Mapping[str, float], seconds_left: float | None = None) -> None:
         """Print a step's metrics, as far as they are there, and the time that is left."""
         width = len(str(self._num_steps))
-        columns = [*_REWARD, *self._evaluation_columns(metrics), *_OTHERS]
+        loss = _LOSS if _LOSS[0][0] in metrics else _WHOLE_LOSS
+        columns = [*_REWARD, *self._evaluation_columns(metrics), *loss, *_OTHERS]
         shown = [form.format(metrics[name]) for name, form in columns if name in metrics]
         is_known = seconds_left is not None and step < self._num_steps
         self._step, self._ends_at = step, time.monotonic() + (seconds_left or 0.0) if is_known else None
@@ -113,6 +116,8 @@ class Console:
             if mean is not None and name in self._graded:
                 yield mean, f"eval{label} {{:.2f}}"
             yield share, f"{self._accuracy}{label} {{:.2f}}"
+            if share not in metrics:  # of completions that are no pairs
+                yield f"{share.removesuffix('accuracy')}margin", f"margin{label} {{:.2g}}"
 
     def progress(self, phase: str, done: int, total: int) -> None:
         """Tell how far a phase is; on a terminal only."""

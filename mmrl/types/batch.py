@@ -145,6 +145,8 @@ class CreditedGroup:
         trained: True if the step has learned from it.
         reference_logprobs: G arrays (T_i,); none where the algorithm needs no reference policy.
         updates: For each rollout, the optimizer steps that took it in, in order; none where it is in no loss.
+        mismatched_logprobs, mismatched_reference_logprobs: As ``Batch`` has them, G arrays; none where the algorithm
+            does not ask for them.
     """
 
     scored: ScoredGroup
@@ -153,6 +155,8 @@ class CreditedGroup:
     trained: bool = False
     reference_logprobs: Sequence[FloatArray] = ()
     updates: Sequence[Sequence[PreUpdateStatistics]] = ()
+    mismatched_logprobs: Sequence[FloatArray] = ()
+    mismatched_reference_logprobs: Sequence[FloatArray] = ()
 
     @property
     def key(self) -> GroupKey:

@@ -21,14 +21,19 @@ that stands in two rows is never matched with its own completions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mmrl.interfaces import Aggregation, Algorithm, Needs, PluginConfig, RunFacts
 from mmrl.ops.credit import mismatched_kl
 from mmrl.policy_gradient import Positive
-from mmrl.types import Batch, Credit, PackedTokens, TokenLoss
+from mmrl.types import Batch, Credit, PackedTokens, Prompt, TokenLoss
+from mmrl_algorithms.sides import side_metrics
+
+if TYPE_CHECKING:
+    import torch
 
 
 class KTO(Algorithm):
@@ -57,14 +62,26 @@ class KTO(Algorithm):
             raise ValueError(f"{what}; set learner.minibatches: 1 and learner.epochs: 1")
         return ()
 
+    def check_rows(self, rows: Iterable[Prompt]) -> Sequence[str]:
+        known = set[bool]()
+        for row in rows:
+            known |= {(candidate.score or 0.0) > 0 for candidate in row.candidates}
+            if len(known) > 1:
+                return ()
+        kind = "desirable (its score is above 0)" if True in known else "undesirable (its score is 0 or less)"
+        what = f"every completion is {kind}, and the loss compares both kinds"
+        raise ValueError(f"{what}; name the column of verdicts (data.train.desirable), or add rows of the other kind")
+
     def credit(self, batch: Batch) -> Credit:
-        """1 for what is desirable and -1 for the rest; ``z0`` for the loss."""
+        """1 for what is desirable and -1 for the rest; ``z0`` for the loss, and the share of the former for metrics."""
         in_loss_B = batch.valid & np.array([mask.any() for mask in batch.masks], bool)
         signs_B = np.where(np.where(batch.valid, batch.rewards, 0.0) > 0, 1.0, -1.0)
         z0 = max(0.0, mismatched_kl(batch, in_loss_B))
         desirable = float((signs_B[in_loss_B] > 0).mean()) if in_loss_B.any() else 0.0
         metrics = {"preference/z0": z0, "preference/desirable_fraction": desirable}
-        return Credit(np.where(batch.valid, signs_B, 0.0), metrics=metrics, constants={"z0": z0})
+        return Credit(
+            np.where(batch.valid, signs_B, 0.0), metrics=metrics, constants={"z0": z0, "desirable": desirable}
+        )
 
     def loss(self, tokens: PackedTokens) -> TokenLoss:
         from mmrl_algorithms.preference import kto
@@ -73,13 +90,20 @@ class KTO(Algorithm):
         ratios_N = tokens.sequence_sum(tokens.log_ratio_T)
         weights = {"beta": config.beta, "lam_d": config.lam_d, "lam_u": config.lam_u}
         loss_T = kto(ratios_N, desirable_N, tokens.constants["z0"], **weights)[tokens.sequence_T]
-        values = {
-            "reward": config.beta * ratios_N,
-            "logprob": tokens.sequence_sum(tokens.logprobs_T),
-            "length": tokens.sequence_sum(tokens.mask_T.to(tokens.logprobs_T)),
+        rewards_N = config.beta * ratios_N
+        metrics = {
+            "preference/margin": _shares(rewards_N.detach(), desirable_N, tokens.constants["desirable"]),
+            **side_metrics(tokens, rewards_N, desirable_N, ~desirable_N),
         }
-        metrics = {}
-        for name, values_N in values.items():
-            for side, places_N in (("chosen", desirable_N), ("rejected", ~desirable_N)):
-                metrics[f"preference/{name}_{side}"] = values_N.detach().where(places_N, values_N.new_tensor(np.nan))
         return TokenLoss(loss_T, {"preference": loss_T}, sequence_metrics=metrics)
+
+
+def _shares(rewards_N: torch.Tensor, desirable_N: torch.Tensor, share: float) -> torch.Tensor:
+    """(N,) values whose mean over a step is the mean reward of desirable completions less that of the others.
+
+    Args:
+        share: Share of the step's completions that are desirable; all are NaN where that is all or none.
+    """
+    if not 0 < share < 1:
+        return rewards_N.new_full(rewards_N.shape, float("nan"))
+    return (rewards_N / share).where(desirable_N, -rewards_N / (1 - share))

@@ -17,6 +17,7 @@ import numpy as np
 from mmrl.interfaces import Aggregation, Algorithm, Needs, PluginConfig, SourceName
 from mmrl.ops.credit import best_and_worst
 from mmrl.types import Batch, Credit, PackedTokens, TokenLoss
+from mmrl_algorithms.sides import side_metrics
 
 if TYPE_CHECKING:
     import torch
@@ -33,11 +34,6 @@ class Pairs:
     tokens: PackedTokens
     chosen_M: torch.Tensor
     rejected_M: torch.Tensor
-
-    @cached_property
-    def logprobs_N(self) -> torch.Tensor:
-        """Log-probs of whole completions."""
-        return self.tokens.sequence_sum(self.tokens.logprobs_T)
 
     @cached_property
     def mean_logprobs_N(self) -> torch.Tensor:
@@ -62,6 +58,11 @@ class Pairs:
     def margins(self, values_N: torch.Tensor) -> torch.Tensor:
         """(M,) the chosen's value less the rejected's."""
         return values_N[self.chosen_M] - values_N[self.rejected_M]
+
+    def members(self, places: torch.Tensor) -> torch.Tensor:
+        """(N,) bool, True for the sequences at these places."""
+        nothing_N = self.tokens.sequence_T.new_zeros(self.tokens.num_sequences)
+        return nothing_N.index_fill(0, places, 1).bool()
 
     def on_tokens(self, values_M: torch.Tensor) -> torch.Tensor:
         """(T,) each pair's value on every token of both."""
@@ -123,18 +124,11 @@ class PairAlgorithm(Algorithm):
         """Values of each pair, on its chosen sequence, and of each of its sequences apart; NaN elsewhere."""
         import torch
 
-        rewards_N, logprobs_N = self.rewards(pairs).detach(), pairs.logprobs_N.detach()
-        lengths_N = pairs.tokens.sequence_sum(pairs.tokens.mask_T.to(logprobs_N))
-        margin_M = pairs.margins(rewards_N)
-
-        def only(places: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-            return torch.full_like(rewards_N, torch.nan).index_copy(0, places, values.to(rewards_N))
-
-        found = {
-            "preference/accuracy": only(pairs.chosen_M, 0.5 * (1 + margin_M.sign())),
-            "preference/margin": only(pairs.chosen_M, margin_M),
+        rewards_N = self.rewards(pairs).detach()
+        margin_M, on_chosen_N = pairs.margins(rewards_N), torch.full_like(rewards_N, torch.nan)
+        chosen_N, rejected_N = pairs.members(pairs.chosen_M), pairs.members(pairs.rejected_M)
+        return {
+            "preference/accuracy": on_chosen_N.index_copy(0, pairs.chosen_M, 0.5 * (1 + margin_M.sign())),
+            "preference/margin": on_chosen_N.index_copy(0, pairs.chosen_M, margin_M),
+            **side_metrics(pairs.tokens, rewards_N, chosen_N, rejected_N),
         }
-        for name, values_N in (("reward", rewards_N), ("logprob", logprobs_N), ("length", lengths_N)):
-            found[f"preference/{name}_chosen"] = only(pairs.chosen_M, values_N[pairs.chosen_M])
-            found[f"preference/{name}_rejected"] = only(pairs.rejected_M, values_N[pairs.rejected_M])
-        return found

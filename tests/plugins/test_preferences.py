@@ -14,6 +14,7 @@ from mmrl.errors import ConfigError, DataError
 from mmrl.interfaces import Needs, RunFacts
 from mmrl.plugin_host import registry
 from mmrl.testing import check_algorithm, replay
+from mmrl.types import Candidate, Message, Prompt
 from mmrl_algorithms import preference
 from mmrl_algorithms.dpo import DPO
 from mmrl_algorithms.kto import KTO
@@ -254,6 +255,7 @@ def test_z0_is_a_mean_over_the_rows_that_have_a_partner(policy, reference, z0):
         assert result.loss == pytest.approx(kto_loss(z0))
     assert result.metrics["preference/reward_chosen"] == pytest.approx(0.025)
     assert result.metrics["preference/reward_rejected"] == pytest.approx(-0.1)
+    assert result.metrics["preference/margin"] == pytest.approx(0.125)
     assert result.metrics["preference/logprob_chosen"] == pytest.approx(-1.25)
     assert result.metrics["preference/desirable_fraction"] == pytest.approx(2 / 3)
 
@@ -263,7 +265,22 @@ def test_kto_learns_from_one_side_alone():
     batch["mismatched_ref_log_probs"] = np.zeros(3)
     result = replay(KTO, batch)
     assert result.loss == pytest.approx((sigmoid(-0.1) + sigmoid(0.1) + sigmoid(0.05)) / 3)
-    assert "preference/reward_rejected" not in result.metrics
+    assert not {"preference/reward_rejected", "preference/margin"} & result.metrics.keys()
+
+
+def judged(*scores: float) -> list[Prompt]:
+    candidates = [(Candidate("x", score),) for score in scores]
+    return [Prompt(str(place), (Message("user", "?"),), candidates=own) for place, own in enumerate(candidates)]
+
+
+def test_kto_reads_rows_until_it_knows_both_kinds_and_refuses_one_alone():
+    """Scores of 0 and less are undesirable, whatever the scale."""
+    read = iter(judged(1, -1, 1))
+    assert created(KTO).check_rows(read) == () and len(list(read)) == 1
+    with pytest.raises(ValueError, match=r"every completion is desirable.*data\.train\.desirable"):
+        created(KTO).check_rows(judged(1, 0.5))
+    with pytest.raises(ValueError, match="every completion is undesirable"):
+        created(KTO).check_rows(judged(0, -3))
 
 
 @pytest.mark.parametrize(

@@ -49,21 +49,28 @@ def test_a_rows_candidates_are_a_group_with_their_scores(vision):
         (scored(1), DataError, "has 1 candidate, and 'grpo' compares 2"),
         (scored(1, None), DataError, "candidate 1 has no score"),
         (scored(float("nan"), 0), DataError, "candidate 0 has the score nan"),
+        (scored(1, 1e39), DataError, r"candidate 1 has the score 1e\+39"),
         ((Candidate("a", 1.0, (RawImage(b"", ""),)), Candidate("b", 0.0)), DataError, "candidate 0 has images of its"),
         ((Candidate("a <|im_end|>", 1.0), Candidate("b", 0.0)), DataError, "holds special tokens of the model"),
-        (scored(3, 3, 3), UselessRow, "all candidates have the same score"),
-        ((Candidate("a", 1.0), Candidate("a", 0.0)), UselessRow, "the best and the worst candidate are equal"),
-        ((Candidate("a", 1.0), Candidate("b " * 40, 0.0)), UselessRow, "longer than sampler.max_new_tokens = 24"),
+        (scored(3, 3, 3), "data/ties", "all candidates have the same score"),
+        (scored(3, 3 + 1e-9), "data/ties", "all candidates have the same score"),
+        ((Candidate("a", 1.0), Candidate("a", 0.0)), "data/equal_pairs", "the best and the worst candidate are equal"),
+        ((Candidate("a", 1.0), Candidate("b " * 40, 0.0)), "data/overlong", "longer than sampler.max_new_tokens = 24"),
     ],
 )
 def test_rows_that_cannot_be_compared_are_told_from_those_that_say_nothing(vision, candidates, error, match):
     with pytest.raises(DataError, match=match) as caught:
         Comparisons.check_row(row(*candidates), vision.config(), PAIRED, vision.encoder)
-    assert type(caught.value) is error and caught.value.where in ("row", "")
+    assert caught.value.where in ("row", "")
+    if isinstance(error, str):
+        assert isinstance(caught.value, UselessRow) and caught.value.counted == error
+    else:
+        assert type(caught.value) is error
 
 
 def test_a_single_candidate_is_a_group_where_nothing_is_compared(vision):
-    Comparisons.check_row(row(*scored(0)), vision.config(), Needs(), vision.encoder)
+    for scores in ((0,), (1, 1)):  # each completion counts by itself
+        Comparisons.check_row(row(*scored(*scores)), vision.config(), Needs(), vision.encoder)
     Comparisons.check_row(row(*scored(2, 1, 1)), vision.config(), PAIRED, vision.encoder)
     long = row(Candidate("a", 1.0), Candidate("b " * 40, 0.0))
     with pytest.raises(DataError, match=r"longer than sampler.max_new_tokens = 24: ") as caught:

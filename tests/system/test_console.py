@@ -63,6 +63,13 @@ def test_a_step_is_one_line_of_the_metrics_that_are_there():
     )
 
 
+def test_preferences_without_pairs_show_their_margin_and_a_loss_without_a_policys_part_is_shown_whole():
+    console = Console(9, stream := io.StringIO(), accuracy="pref")
+    console.step(1, {"eval/accuracy": 0.75, "eval/margin": 0.31, "loss/total": 0.5, "loss/policy": 0.25})
+    console.step(2, {"eval/margin": 0.314, "loss/total": 0.5})
+    assert stream.getvalue() == "step 1/9  pref 0.75  loss 0.25\nstep 2/9  margin 0.31  loss 0.5\n"
+
+
 def test_the_bar_is_for_terminals_and_stays_below_the_lines():
     terminal, file = Terminal(), io.StringIO()
     for stream in (terminal, file):

@@ -33,7 +33,7 @@ from mmrl.runs.checks import check_ahead
 from mmrl.runs.directory import check_place
 from mmrl.runs.episodes import playing
 from mmrl.runs.monitoring import fault_of, monitors_of
-from mmrl.runs.run_warnings import config_warnings, image_warnings, model_warnings
+from mmrl.runs.run_warnings import config_warnings, image_warnings, learning_warnings, model_warnings
 from mmrl.runs.sampled_rows import sampled_warnings
 from mmrl.runs.scored_rows import right_answer, row_warnings, writing
 from mmrl.runs.setup import RunSetup
@@ -104,7 +104,7 @@ class _Examination:
             self.report.add("model", folder.family.model_type, [line, *template_lines(self.setup)])
             self._limits()
             datasets = [partial(self._dataset, name) for name in ("train", *self._sets)]
-            parts: list[Callable[[], None]] = [*datasets, self._both]
+            parts: list[Callable[[], None]] = [*datasets, self._both, self._learnable]
             for part in parts:
                 with self.report.guarded():
                     part()
@@ -182,7 +182,7 @@ class _Examination:
                 f"a run measures each row when it is reached, and counts all of them (data.scan_rows is {most})"
             )
             with self.report.guarded():
-                check_ahead(self.setup.config, self.setup.folder, source.num_rows)
+                check_ahead(self.config, self.setup.folder, source.num_rows, samples=self.setup.with_sampler)
         if len(data["sources"]) > 1:
             lines.append(f"sources    {counted(data['sources'])}")
         self.report.add(name, data, [*lines, *found.lines()])
@@ -277,6 +277,11 @@ class _Examination:
                 self._note(problem)
             if not self._judges_style and (warning := references.partly_right()):
                 self.report.warn(f"{source.name}: {warning}")
+
+    def _learnable(self) -> None:
+        """Ask the algorithm about the training rows."""
+        if "train" in self._profiles:
+            self.report.warnings += learning_warnings(self.setup)
 
     def _both(self) -> None:
         """Warn of training rows without images, and count rows of evaluation sets that are in data.train."""

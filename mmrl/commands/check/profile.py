@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from mmrl.data.images import ImageSizes, read_header
-from mmrl.data.prompts import Progress, PromptSource, histogram
+from mmrl.data.lengths import histogram
+from mmrl.data.prompts import Progress, PromptSource
 from mmrl.system.report import counted
 from mmrl.system.table import table
 from mmrl.types import Prompt

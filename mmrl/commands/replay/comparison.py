@@ -21,11 +21,21 @@ _TERM = 1e-6
 """Likewise of float32 sums, relative to the size of their terms, which may cancel."""
 _TOTAL = "the sum"
 NOT_RECORDED = (
-    *("perf/", "eval/", "eval_blank/", "monitor/", "lr", "policy/grad_norm", ROUTERS_LOSS, "mismatch/rerouted_"),
+    *(
+        "perf/",
+        "data/",
+        "eval/",
+        "eval_blank/",
+        "monitor/",
+        "lr",
+        "policy/grad_norm",
+        ROUTERS_LOSS,
+        "mismatch/rerouted_",
+    ),
     *("episode/failed_calls_fraction", ADAPTER_KEPT),
 )
-"""Metrics that no record gives: clocks, other rollouts, monitors, gradients, routers, failed calls, weights.
-(``*_failed_fraction`` and ``views/*_strength`` are others.)"""
+"""Metrics that no record gives: clocks, rows that are left out, other rollouts, monitors, gradients, routers, failed
+calls, weights. (``*_failed_fraction`` and ``views/*_strength`` are others.)"""
 
 
 @dataclass(frozen=True, slots=True)

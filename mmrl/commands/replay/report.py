@@ -14,7 +14,7 @@ from mmrl.system.table import table
 SHOWN = 10
 """Differences of each part that a person is shown."""
 _NO_CHANGE = "nothing changed, the config is the run's"
-_SECTIONS = ("reward/", "group/", "rollout/", "advantage/", "loss/", "policy/", "kl/", "correction/")
+_SECTIONS = ("reward/", "group/", "rollout/", "advantage/", "loss/", "policy/", "kl/", "correction/", "preference/")
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,9 +224,7 @@ def rerun(
         raise DataError(
             f"step {step} has no record of {', '.join(missing)}",
             where=f"algorithm: {config.algorithm.name}",
-            remedy="choose an algorithm, or options of it, that needs none"
-            if reselect
-            else "look at its rewards alone",
+            remedy=_remedy(record, reselect=reselect),
         )
     replaced = [replace(group.credited, scored=scores) for group, scores in zip(record.groups, scored, strict=True)]
     learner = RecordedLearner(rules.algorithm(), replaced, reorders=reselect)
@@ -239,7 +237,11 @@ def rerun(
     result = StepResult()
     if trained:
         settings = LearnSettings.of(config, rules.penalties, step)
-        result = finished(learn([scored[place] for place in trained], algorithm, learner, settings), updates.append)
+        groups = [scored[place] for place in trained]
+        batch = batch_of(groups, settings.weights, settings.penalties)
+        known = _mismatched(needs, [record.groups[place].credited for place in trained])
+        learning = learn(groups, algorithm, learner, settings, batch=replace(batch, **known))
+        result = finished(learning, updates.append)
     values = dict(result.metrics)
     if "loss/total" in values and math.isfinite(routers := (beside or {}).get(ROUTERS_LOSS, 0.0)):
         values["loss/total"] += routers
@@ -255,6 +257,12 @@ def rerun(
     ledger = [update.samples for update in updates if update.samples]
     left_out = len(record.groups) - len(places) - len(carried) if reselect else 0
     return Rerun(kept, result.groups, left_out, values, ledger, needs.refill is not None, learner)
+
+
+def _mismatched(needs: Needs, groups: Sequence[CreditedGroup]) -> dict[str, Any]:
+    """The fields of ``Batch`` that ask for prompts with other rows' completions, as the run recorded them."""
+    names = [column.mismatched for column in needs.mismatched_columns]
+    return {name: [values for group in groups for values in getattr(group, name)] for name in names}
 
 
 def _with_views(began: PreUpdateStatistics, row: TrainingRow) -> PreUpdateStatistics:
@@ -278,7 +286,7 @@ def lacking(algorithm: Algorithm, config: Config, record: RecordedStep, trained:
     missing = []
     if needs.greedy_rollout and any(group.scored.greedy is None for group in groups):
         missing.append("greedy rollouts")
-    if needs.mismatched:
+    if not all(getattr(group, column.mismatched) for group in groups for column in needs.mismatched_columns):
         missing.append("log-probs of prompts with other rows' completions")
     columns = needs.columns(config.learner.minibatches * config.learner.epochs)
     for column in columns:
@@ -291,6 +299,15 @@ def lacking(algorithm: Algorithm, config: Config, record: RecordedStep, trained:
     if not record.is_complete and (needs.refill or not all(group.credited.scored.kept for group in record.groups)):
         missing.append("the rounds in which groups were sampled (it is of an older version)")
     return missing
+
+
+def _remedy(record: RecordedStep, *, reselect: bool) -> str:
+    """The thing to do where a record lacks what the algorithm needs."""
+    if reselect:
+        return "choose an algorithm, or options of it, that needs none"
+    if all(group.credited.scored.is_given for group in record.groups):
+        return "replay a run of this version; nothing was sampled here, so there are no rewards to look at"
+    return "look at its rewards alone"
 
 
 def otherwise_cut(needs: Needs, record: RecordedStep, trained: Sequence[int]) -> list[str]:

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from mmrl.errors import DataError
 from mmrl.rollout.records.unknown import tell_unknown
-from mmrl.token_columns import COLUMNS, VIEW_COLUMNS, TokenColumn
+from mmrl.token_columns import COLUMNS, MISMATCHED_COLUMNS, VIEW_COLUMNS, TokenColumn
 
 SCHEMA = 2
 _ESCAPE = "\0"
@@ -121,17 +121,27 @@ _OF_VIEWS = {
     "view": pa.string(),  # null where it was sampled from the prompt itself
     **{column.record: pa.map_(pa.string(), pa.list_(_FLOATS)) for column in VIEW_COLUMNS},
 }
-ROLLOUT_WITH_VIEWS = pa.struct([*ROLLOUT, *(pa.field(name, kind) for name, kind in _OF_VIEWS.items())])
-GROUP_WITH_VIEWS = pa.schema(
-    [
-        *(field for field in GROUP if field.name != "rollouts"),
-        pa.field("views", pa.list_(pa.struct({"name": pa.string(), "images": _IMAGES, "prompt_token_ids": _IDS}))),
-        pa.field("rollouts", pa.list_(ROLLOUT_WITH_VIEWS)),
-    ]
-)
-"""The schema of runs whose prompts have views; ``prompt_token_ids`` of a view are null where they are the prompt's."""
+_MISMATCHED = {column.mismatched_record: pa.list_(pa.from_numpy_dtype(column.dtype)) for column in MISMATCHED_COLUMNS}
+"""Fields with a number for each token of another row's completion, given this row's prompt."""
+
+
+def group_schema(*, views: bool, mismatched: bool) -> pa.Schema:
+    """The schema of a step's file; ``prompt_token_ids`` of a view are null where they are the prompt's.
+
+    Args:
+        views: True for prompts that have views.
+        mismatched: True for rollouts whose prompts were given other rows' completions.
+    """
+    more = {**(_OF_VIEWS if views else {}), **(_MISMATCHED if mismatched else {})}
+    rollout = pa.struct([*ROLLOUT, *(pa.field(name, kind) for name, kind in more.items())])
+    view = pa.struct({"name": pa.string(), "images": _IMAGES, "prompt_token_ids": _IDS})
+    fields = [field for field in GROUP if field.name != "rollouts"]
+    fields += [pa.field("views", pa.list_(view))] if views else []
+    return pa.schema([*fields, pa.field("rollouts", pa.list_(rollout))])
+
+
 FIELDS = frozenset(
-    (*GROUP_WITH_VIEWS.names, *(field.name for field in ROLLOUT_WITH_VIEWS), "algorithm_state", "failed")
+    (*GROUP.names, "views", *(each.name for each in ROLLOUT), *_OF_VIEWS, *_MISMATCHED, "algorithm_state", "failed")
 )
 """All fields of records, also of those in JSON."""
 EPISODE = ("episode", "components", "failure")
@@ -166,9 +176,10 @@ _OF_ROLLOUT = (
     *(column.record for column in sorted(COLUMNS, key=lambda column: column.known != "sampled")),
     *EPISODE,
     *_OF_VIEWS,
+    *_MISMATCHED,
 )
 """Fields of a record in its order, those of the prompt and those of the rollout."""
-_OF_SOME = ("segments", *EPISODE, *_OF_VIEWS)
+_OF_SOME = ("segments", *EPISODE, *_OF_VIEWS, *_MISMATCHED)
 """Fields that a record lacks where they are null."""
 BY_BYTE = [
     f"rollouts.list.element.{name}{'.list.element' * depth}"
@@ -283,7 +294,8 @@ def table_records(table: pa.Table) -> Iterator[dict[str, Any]]:
     fields: dict[str, Any] = {name: _split(members.field(name)) for name in ("token_ids", "mask")}
     fields |= {column.record: _token_column(members, column) for column in COLUMNS}
     known = {field.name for field in members.type}
-    optional = (*EPISODE, *_OF_VIEWS)
+    fields |= {name: _split(members.field(name)) for name in _MISMATCHED if name in known}
+    optional = (*EPISODE, *_OF_VIEWS, *_MISMATCHED)
     others = [
         name for name in ("index", *_OF_ROLLOUT) if name not in fields and (name in known or name not in optional)
     ]

@@ -17,7 +17,7 @@ from mmrl.config.evaluation_names import WORD
 from mmrl.errors import DataError
 from mmrl.rollout.records.episodes import episode_of, image_of, segments_of, with_views
 from mmrl.rollout.records.lines import plain_record
-from mmrl.token_columns import COLUMNS, VIEW_COLUMNS, TokenColumn
+from mmrl.token_columns import COLUMNS, MISMATCHED_COLUMNS, VIEW_COLUMNS, TokenColumn
 from mmrl.types import (
     Candidate,
     CreditedGroup,
@@ -235,6 +235,7 @@ def _recorded_group(members: Sequence[tuple[Mapping[str, Any], RecordedRollout]]
     columns = {column.credited: _values(records, column) for column in of_step}
     updates = [_updates(record, before) for record, before in zip(records, columns["logprobs"], strict=True)]
     is_trained = bool(first.get("trained", first["kept"]))
+    columns |= {column.mismatched: _mismatched(records, column) for column in MISMATCHED_COLUMNS}
     credited = CreditedGroup(scored, **columns, trained=is_trained, updates=updates)
     return RecordedGroup(credited, tuple(first["columns_as_text"]), where)
 
@@ -249,6 +250,12 @@ def _values(records: Sequence[Mapping[str, Any]], column: TokenColumn) -> Sequen
     """The numbers of each of a group's rollouts; none if one lacks them."""
     known = [record for record in records if not column.may_lack or _is_known(record.get(column.record))]
     return [_floats(record, column.record, column.dtype) for record in known] if len(known) == len(records) else ()
+
+
+def _mismatched(records: Sequence[Mapping[str, Any]], column: TokenColumn) -> Sequence[FloatArray]:
+    """The numbers of each prompt with another row's completion; none if a record lacks them."""
+    found = [record.get(column.mismatched_record) for record in records]
+    return () if any(each is None for each in found) else [np.array(each, column.dtype) for each in found]
 
 
 def _is_known(values: Any) -> bool:

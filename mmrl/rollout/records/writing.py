@@ -16,18 +16,15 @@ import pyarrow.parquet as pq
 from mmrl.rollout.records.columns import (
     AS_JSON,
     BY_BYTE,
-    GROUP,
-    GROUP_WITH_VIEWS,
-    ROLLOUT,
-    ROLLOUT_WITH_VIEWS,
     SCHEMA,
     escaped,
+    group_schema,
     listed,
 )
 from mmrl.rollout.records.episodes import episode_fields, image_record, segment_records, view_records
 from mmrl.rollout.records.lines import plain_columns
 from mmrl.system.redaction import Redactor
-from mmrl.token_columns import COLUMNS, VIEW_COLUMNS, TokenColumn
+from mmrl.token_columns import COLUMNS, MISMATCHED_COLUMNS, VIEW_COLUMNS, TokenColumn
 from mmrl.types import CreditedGroup, PreUpdateStatistics, Prompt, Rollout, ScoredGroup
 
 ROW_GROUP_TOKENS = 2**18
@@ -42,7 +39,10 @@ def write_groups(file: BinaryIO, groups: Iterable[CreditedGroup], state: Mapping
         redact: Applied to every text.
     """
     text, groups = _Text(redact), list(groups)
-    schema = GROUP_WITH_VIEWS if any(group.scored.group.prompt.views for group in groups) else GROUP
+    schema = group_schema(
+        views=any(group.scored.group.prompt.views for group in groups),
+        mismatched=any(group.mismatched_logprobs for group in groups),
+    )
     metadata = {"schema": str(SCHEMA), "algorithm_state": text.json(state)}
     with pq.ParquetWriter(
         file,
@@ -140,7 +140,7 @@ def _batch(part: Sequence[tuple[int, CreditedGroup]], text: _Text, schema: pa.Sc
             _rollouts(
                 [member for each in members for member in each],
                 text,
-                ROLLOUT_WITH_VIEWS if schema is GROUP_WITH_VIEWS else ROLLOUT,
+                schema.field("rollouts").type.value_type,
             ),
         ),
     }
@@ -182,6 +182,11 @@ class _Member:
         if len(of_group):
             return of_group[self.place]
         return None if column.may_lack else ()
+
+    def mismatched(self, column: TokenColumn) -> Any:
+        """(T_j,) numbers of its prompt with another row's completion; None where nobody asked for them."""
+        of_group = () if self.credited is None else getattr(self.credited, column.mismatched)
+        return of_group[self.place] if len(of_group) else None
 
 
 def _members(group: CreditedGroup) -> Iterator[_Member]:
@@ -227,9 +232,11 @@ def _rollouts(members: Sequence[_Member], text: _Text, kind: pa.StructType) -> p
         ],
         "failure": [text(each.get("failure")) for each in fields],
     }
-    if kind is ROLLOUT_WITH_VIEWS:
+    if kind.get_field_index("view") >= 0:
         found["view"] = [rollout.view or None for rollout in rollouts]
         found |= {column.record: [_of_views(member, column) for member in members] for column in VIEW_COLUMNS}
+    for column in MISMATCHED_COLUMNS if kind.get_field_index(MISMATCHED_COLUMNS[0].mismatched_record) >= 0 else ():
+        found[column.mismatched_record] = _lists([member.mismatched(column) for member in members], column.dtype)
     arrays = [_array(found.get(field.name, [None] * len(members)), field.type) for field in kind]
     return pa.StructArray.from_arrays(arrays, fields=list(kind))
 
