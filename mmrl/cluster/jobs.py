@@ -53,8 +53,10 @@ class RankJob:
         model: The model's folder, as this rank's node sees it.
         media: The media store's folder, as this rank's node sees it.
         template: The chat template, whose file the node may not have.
-        with_learner: True if the policy is trained.
+        with_learner: True if there is a learner.
         checkpoint: The folder to go on from, as this rank's node sees it; empty for none.
+        trains: False if the learner computes log-probs alone.
+        initial: The folder of its reference then, as this rank's node sees it; empty for none.
     """
 
     config: Mapping[str, Any]
@@ -66,4 +68,6 @@ class RankJob:
     with_sampler: bool
     with_learner: bool
     checkpoint: str = ""
+    trains: bool = True
+    initial: str = ""
     template: TemplateChoice = field(default_factory=TemplateChoice)

@@ -42,7 +42,7 @@ def start_engine(spec: EngineSpec, *, progress: Callable[[str], object] = lambda
     config, folder = spec.config, spec.folder
     if config.cluster.name == "local":
         least = 0
-        if spec.algorithm is not None:
+        if spec.algorithm is not None and spec.trains:
             memory = device.total_memory_bytes(device.detect())
             least = check_memory(["this machine"], [memory], [total_bytes()], spec)
         return local.start_engine(spec, progress, least)
@@ -65,12 +65,13 @@ def start_engine(spec: EngineSpec, *, progress: Callable[[str], object] = lambda
         check_installations(group, config)
         group.all("check_gpu")
         least = 0
-        if spec.algorithm is not None:
+        if spec.algorithm is not None and spec.trains:
             hosts = [node.host for node in group.nodes]
             least = check_memory(hosts, group.all("device_memory"), group.all("machine_memory"), spec)
         group.all("check_process", config.model_dump(mode="json"), spec.with_sampler, least)
         find_shared_files(group, spec.media.folder)
         models, checkpoints = send_model(group, folder), send_checkpoint(group, spec.checkpoint)
+        initial = [""] * len(models) if spec.initial is None else send_model(group, spec.initial, "initial")
         meetings = rendezvous(group, ranks.locations)
         jobs = [
             RankJob(
@@ -83,9 +84,11 @@ def start_engine(spec: EngineSpec, *, progress: Callable[[str], object] = lambda
                 with_sampler=spec.with_sampler,
                 with_learner=spec.algorithm is not None,
                 checkpoint=state,
+                trains=spec.trains,
+                initial=first,
                 template=folder.template,
             )
-            for node, own, model, state in zip(group.nodes, meetings, models, checkpoints, strict=True)
+            for node, own, model, first, state in zip(group.nodes, meetings, models, initial, checkpoints, strict=True)
         ]
         progress("engines start on every rank")
         group.start(jobs)
@@ -212,8 +215,12 @@ def find_shared_files(group: RankGroup, folder: Path) -> None:
                 node.folder = group.ask(node.leader, "make_folder")
 
 
-def send_model(group: RankGroup, model: ModelFolder) -> list[str]:
-    """Each rank's path of the model, which its node fetches from the hub once, shares with the driver, or is sent."""
+def send_model(group: RankGroup, model: ModelFolder, name: str = "model") -> list[str]:
+    """Each rank's path of the model, which its node fetches from the hub once, shares with the driver, or is sent.
+
+    Args:
+        name: The name of the folder to which it is sent.
+    """
     if model.commit is not None:
         nodes = list(dict.fromkeys(group.nodes))
         wanted = model.name, model.commit, model.trust_remote_code
@@ -222,7 +229,7 @@ def send_model(group: RankGroup, model: ModelFolder) -> list[str]:
         group.check(futures)
         where = {node: future.result() for node, future in zip(nodes, futures, strict=True)}
         return [where[node] for node in group.nodes]
-    return _send_folder(group, Path(model.path), model.files(), "model")
+    return _send_folder(group, Path(model.path), model.files(), name)
 
 
 def send_checkpoint(group: RankGroup, checkpoint: Path | None) -> list[str]:

@@ -124,12 +124,14 @@ class RankWorker:
         self._take(job.rendezvous)
         trusted = config.model.trust_remote_code
         folder = ModelFolder.open(job.model, trust_remote_code=trusted, template=job.template)
+        initial = ModelFolder.open(job.initial, trust_remote_code=trusted) if job.initial else None
         self._media = MediaStore(Path(job.media), job.grid)
         algorithm = registry.create("algorithm", config.algorithm) if job.with_learner else None
         if job.rendezvous.rank == 0:
             self._meeting = host_meeting(self._port)
         checkpoint = Path(job.checkpoint) if job.checkpoint else None
-        spec = EngineSpec(config, folder, self._media, algorithm, job.max_images, job.with_sampler, checkpoint)
+        args = config, folder, self._media, algorithm, job.max_images, job.with_sampler, checkpoint
+        spec = EngineSpec(*args, trains=job.trains, initial=initial)
         self._engine = RankEngine(spec, self._kind)
         process = {"host": socket.gethostname(), "pid": os.getpid()}
         return {**self._engine.describe(), "process": process}

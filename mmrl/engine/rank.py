@@ -14,7 +14,8 @@ import torch
 from mmrl.engine import device
 from mmrl.engine.aids import inspection
 from mmrl.engine.learner.collation import shares_prefix
-from mmrl.engine.learner.learner import DeepSpeedLearner, build_learner
+from mmrl.engine.learner.frozen_learner import FrozenLearner, build_frozen_learner
+from mmrl.engine.learner.learner import DeepSpeedLearner, build_learner, join_deepspeed
 from mmrl.engine.machine.full_device import OWNERS, memory_of
 from mmrl.engine.machine.meeting import join_group
 from mmrl.engine.machine.peak import peak
@@ -80,11 +81,13 @@ class RankEngine:
                 progress("vLLM keeps a copy of its weights in the host's memory while it sleeps: see `mmrl plan`")
         if spec.algorithm is not None:
             progress("the learner starts")
-        self._learner: DeepSpeedLearner | None = None
+        self._learner: DeepSpeedLearner | FrozenLearner | None = None
         try:
             with memory_of("the start of the learner"), start_errors("the learner does not start", "learner"):
                 if spec.algorithm is not None:
-                    self._learner = build_learner(spec, self._images, kind, self._precision)
+                    join_deepspeed(kind)
+                    build = build_learner if spec.trains else build_frozen_learner
+                    self._learner = build(spec, self._images, kind, self._precision)
         except BaseException:
             # The driver ends the processes of several ranks: one that left the group would let the others fail first.
             if isinstance(self._sampler, VLLMSampler) and torch.distributed.get_world_size() == 1:
@@ -130,7 +133,8 @@ class RankEngine:
                 self._freed.give_back()
 
     def inspect(self, prompts: Sequence[EncodedPrompt]) -> Inspection:
-        assert self._sampler is not None and self._learner is not None, "this engine has one side alone"
+        assert self._sampler is not None, "this engine has one side alone"
+        assert isinstance(self._learner, DeepSpeedLearner), "this engine has one side alone"
         folder, shown = self._folder, [prompt for prompt in prompts if prompt.images]
         dtype, together = getattr(torch, self._precision), self._config.sampler.ranks_together
         with self.sampling():
@@ -207,12 +211,13 @@ class RankEngine:
         The first bucket is gathered before: NCCL transfers it while this thread maps and fills the sampler's memory.
         No second thread gathers more, since every rank must launch its collectives in one order.
         """
-        if self._learner is None or sampler.weight_version == self._learner.weight_version:
+        trained = self._learner if isinstance(self._learner, DeepSpeedLearner) else None
+        if trained is None or sampler.weight_version == trained.weight_version:
             with memory_of("the sampler's wake-up"):
                 sampler.wake("weights")
             return
         kept = Kept() if self._precision != "float32" else None
-        with closing(self._learner.policy.named_weights(getattr(torch, self._precision), kept=kept)) as weights:
+        with closing(trained.policy.named_weights(getattr(torch, self._precision), kept=kept)) as weights:
             first = [next(weights)]
 
             def all_weights() -> Iterator[tuple[str, torch.Tensor]]:
@@ -221,9 +226,9 @@ class RankEngine:
 
             with memory_of("the sampler's wake-up"):
                 sampler.wake("weights")
-            sampler.load(all_weights(), self._learner.weight_version)
+            sampler.load(all_weights(), trained.weight_version)
         share = None if kept is None else kept.share
-        self._learner.trained.sent = {} if share is None else {ADAPTER_KEPT: share}
+        trained.trained.sent = {} if share is None else {ADAPTER_KEPT: share}
 
     @contextmanager
     def _owning(self, verb: str) -> Iterator[None]:

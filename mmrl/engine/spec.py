@@ -21,6 +21,8 @@ class EngineSpec:
         with_sampler: False if nothing will be sampled.
         checkpoint: A folder for the learner to go on from, as ``Learner.save`` writes it;
             the reference is the model folder's even then.
+        trains: False for a learner that computes log-probs alone, without an optimizer.
+        initial: The folder of its reference then; None if it has none.
     """
 
     config: Config
@@ -30,6 +32,8 @@ class EngineSpec:
     max_images: int
     with_sampler: bool
     checkpoint: Path | None = None
+    trains: bool = True
+    initial: ModelFolder | None = None
 
     @property
     def roles(self) -> tuple[str, ...]:

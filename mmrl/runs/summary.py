@@ -17,7 +17,7 @@ from mmrl.runs.budget import Arithmetic
 from mmrl.runs.checkpoints import Checkpoint
 from mmrl.runs.history import MET
 from mmrl.runs.setup import RunSetup
-from mmrl.system.report import Report, counted, shortened
+from mmrl.system.report import Report, shortened
 
 SHOWN_ROWS = 5
 """Dropped rows of a dataset that are shown."""
@@ -70,7 +70,7 @@ def closing(
     report.show("policy", [str(policy.model)])
     run = shlex.quote(str(directory))
     next_steps = [f"mmrl export {run} FOLDER", f"mmrl replay {run}"]
-    if config.evaluations and config.accuracy:
+    if config.evaluations:
         on = " --on NAME" if len(config.evaluations) > 1 else ""
         next_steps.insert(0, f"mmrl eval --model {run}{on}")
     if policy.has_optimizer:
@@ -138,7 +138,7 @@ def way_on(config: Config, metrics: Mapping[int, Mapping[str, Any]], step: int, 
 
 def kept_rows(source: PromptSource) -> list[str]:
     """Lines with the number of kept rows, the causes of dropped ones, and some names of these."""
-    causes = counted(source.causes)
+    causes = ", ".join(f"{cause} ({count})" for cause, count in source.causes.most_common())
     dropped = [f"{prompt}: {reason}" for prompt, reason in source.dropped]
     first = f"{len(source)} of {source.num_rows} rows kept" + (f"; dropped: {causes}" if causes else "")
     return [first, *(f"  {line}" for line in shortened(dropped, SHOWN_ROWS))]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.nn.functional import logsigmoid
 
 from mmrl.config.plugin_specs import PluginSpec
@@ -136,3 +140,34 @@ def test_two_ranks_find_the_z0_of_one(vision, start, start_ranks, groups):
     for name, values in of_one.items():
         for each, other in zip(values, of_two[name], strict=True):
             assert len(each) and each == pytest.approx(other, abs=1e-4)
+
+
+@FULL
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_learner_that_trains_nothing_has_the_log_probs_of_each_models_own_weights(
+    stage: int, vision: Any, start_ranks: Any, plain: Any, groups: Any, tmp_path: Path
+) -> None:
+    """On two ranks, of a policy and a reference whose towers differ too: no features of images are shared."""
+    moved = tmp_path / "moved"
+    shutil.copytree(vision.folder.path, moved)
+    weights = load_file(moved / "model.safetensors")
+    torch.manual_seed(0)
+    weights = {name: each + 0.05 * torch.randn_like(each) for name, each in weights.items()}
+    save_file(weights, moved / "model.safetensors", {"format": "pt"})
+    policy = dataclasses.replace(vision.folder, path=str(moved))
+    sampler, cluster = {"temperature": 1.0}, {"name": "ray", "ranks": 2}
+    config = vision.config(learner=settings(stage, 64), sampler=sampler, cluster=cluster, algorithm=DPO)
+    spec = EngineSpec(config, policy, vision.media, algorithm_of(DPO), 2, with_sampler=False)
+    samples = [rollout for group in groups for rollout in group.rollouts]
+    group = start_ranks(dataclasses.replace(spec, trains=False, initial=vision.folder))
+    try:
+        with group.learning() as learner:
+            found = {role: learner.network(role).score(samples) for role in ("policy", "reference")}
+    finally:
+        group.close()
+    for role, folder in {"policy": moved, "reference": vision.folder.path}.items():
+        model = plain(folder)
+        for sample, values in zip(samples, found[role], strict=True):
+            expected = model.logprobs(sample, vision.media, 1.0).detach().numpy()
+            np.testing.assert_allclose(values, expected, atol=2e-5)
+    assert abs(found["policy"][0] - found["reference"][0]).max() > 1e-2

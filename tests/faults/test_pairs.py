@@ -38,7 +38,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, models: Callable[[str], Path]
             (folder / f"{index}.png").write_bytes(png(Image.fromarray(pixels[index]).convert("RGB")))
             right, other = int(values[index]), int((values[index] + draw.integers(1, 10)) % 10)
             row = {"image": f"{index}.png", "question": "Which digit?", "chosen": str(right), "rejected": str(other)}
-            rows.append(row)
+            rows.append(row | {"kind": "odd" if right % 2 else "even"})
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return Runs(folder, models("qwen2_5_vl"))
 
@@ -48,7 +48,7 @@ def options(runs: Runs) -> dict[str, Any]:
         "model": {"path": str(runs.model), "dtype": "float32", "gradient_checkpointing": False},
         "data": {
             "train": {"name": "table", "path": str(runs.folder / "train.jsonl")},
-            "eval": {"name": "table", "path": str(runs.folder / "test.jsonl")},
+            "eval": {"name": "table", "path": str(runs.folder / "test.jsonl"), "category": "kind"},
             "max_prompt_tokens": 64,
         },
         "rewards": [],
@@ -74,11 +74,18 @@ def test_a_preference_is_learned_from_the_picture_and_goes_on_to_the_same_bits_a
     done = warm_mmrl("train", runs.config("plain", **options(runs)))
     assert done.returncode == 0, done.stderr
     assert "3 evaluations of 150 comparisons" in done.stdout and "pref 0.50" in done.stdout
-    assert "mmrl eval" not in done.stdout, "it samples, and there is no reward"
+    assert "mmrl eval --model" in done.stdout
     logged = metrics(runs.folder / "plain")
     assert (logged[0]["eval/accuracy"], logged[0]["eval/margin"]) == (0.5, 0.0)
     assert logged[24]["eval/accuracy"] > 0.65 and logged[24]["eval_blank/accuracy_gap"] > 0.05
     assert preferred(runs.folder / "plain", 24) == logged[24]["eval/accuracy"], "by the recorded log-probs"
+    done = warm_mmrl("eval", "--model", runs.folder / "plain", "--blank-images", "--output", runs.folder / "evaluated")
+    assert done.returncode == 0, done.stderr
+    evaluated = json.loads((runs.folder / "evaluated" / "results.json").read_text())
+    again = {name: each["value"] for name, each in evaluated["metrics"].items()}
+    assert again == {name: value for name, value in logged[24].items() if name.startswith("eval/")}, "to the bit"
+    assert "eval/accuracy/even" in again and evaluated["settings"]["reference"] == str(runs.model)
+    assert evaluated["blank_images"]["difference"]["eval/accuracy"]["value"] > 0.05
     config = runs.config(**options(runs))
     killed = nursery.train([str(config)], KILL)
     assert killed.status == -9 and steps(runs.folder / "run")[-1] == "step-000012", killed.log

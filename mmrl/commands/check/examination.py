@@ -288,14 +288,19 @@ class _Examination:
         if "train" not in self._profiles:
             return
         self.report.warnings += image_warnings(self.setup)
-        trained, counts = self._profiles["train"].fingerprints, dict[str, int]()
+        train, counts = self._profiles["train"], dict[str, int]()
+        _, swapped = train.pairs_in(train)
+        if swapped:
+            what = "whose answers another row has for the same prompt the other way round"
+            self.report.warn(f"data.train: {rows(swapped)} of {len(train.pairs)} {what}")
         for name in self._profiles.keys() & self._sets.keys():
-            own = self._profiles[name].fingerprints
-            counts[self._sets[name]] = shared = int(np.isin(own, trained).sum())
+            own = self._profiles[name]
+            counts[self._sets[name]] = shared = int(np.isin(own.fingerprints, train.fingerprints).sum())
             if shared:
-                self.report.warn(
-                    f"data.{name}: {shared} of {len(own)} rows ask and show the same as a row of data.train"
-                )
+                same, swapped = own.pairs_in(train)
+                found = f"; {same} with its two answers, {swapped} with these the other way round"
+                what = f"{shared} of {len(own.pairs)} rows ask and show the same as a row of data.train"
+                self.report.warn(f"data.{name}: {what}{found if same or swapped else ''}")
         if counts:
             self.report.data["eval_rows_in_train"] = counts.get("", counts)
 

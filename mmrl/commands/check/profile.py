@@ -38,6 +38,8 @@ class Profile:
         images_max: Most images of one prompt.
         sources: Each row's source.
         fingerprints: Each row's fingerprint, as 64-bit numbers.
+        pairs: Each row's fingerprint with its best and its worst candidate; 0 of a row without two.
+        swapped: Likewise with these two the other way round.
     """
 
     lengths: Sequence[int]
@@ -50,6 +52,16 @@ class Profile:
     images_max: int
     sources: Sequence[str]
     fingerprints: Sequence[int]
+    pairs: Sequence[int]
+    swapped: Sequence[int]
+
+    def pairs_in(self, other: Profile) -> tuple[int, int]:
+        """Rows whose two answers a row of the other profile has for the same prompt: in their order, and in the other
+        one."""
+        theirs = np.asarray(other.pairs, np.uint64)
+        theirs = theirs[theirs != 0]
+        same, swapped = (int(np.isin(own, theirs).sum()) for own in (self.pairs, self.swapped))
+        return same, swapped
 
     def data(self) -> dict[str, Any]:
         """For a program."""
@@ -114,6 +126,7 @@ def profile(
     modes, formats = Counter[str](), Counter[str]()
     sources, names = list[str](), dict[str, str]()
     sizes, image_tokens, fingerprints = Counter[tuple[int, int]](), array("q"), array("Q")
+    pairs, swapped = array("Q"), array("Q")
     transparent = resized = images_max = 0
     for index in range(len(source)):
         if index % _TELL_EVERY == 0:
@@ -133,9 +146,11 @@ def profile(
         images_max = max(images_max, len(prompt.images))
         sources.append(names.setdefault(prompt.source, prompt.source))
         fingerprints.append(fingerprint(prompt))
-    return Profile(
-        source.lengths, image_tokens, sizes, modes, formats, transparent, resized, images_max, sources, fingerprints
-    )
+        best, worst = _best_and_worst(prompt)
+        pairs.append(_with_answers(fingerprints[-1], best, worst))
+        swapped.append(_with_answers(fingerprints[-1], worst, best))
+    rows = source.lengths, image_tokens, sizes, modes, formats, transparent, resized, images_max, sources, fingerprints
+    return Profile(*rows, pairs, swapped)
 
 
 def fingerprint(prompt: Prompt) -> int:
@@ -145,6 +160,25 @@ def fingerprint(prompt: Prompt) -> int:
         digest.update(part.encode("utf-8", "surrogatepass") + b"\0")
     for raw in prompt.images:
         digest.update(hashlib.blake2b(raw.data, digest_size=16).digest())
+    return int.from_bytes(digest.digest(), "big")
+
+
+def _best_and_worst(prompt: Prompt) -> tuple[str, str]:
+    """The texts of the candidates that are compared, the first of ties; empty for a row without two."""
+    scores = [each.score or 0.0 for each in prompt.candidates]
+    if len(scores) < 2:
+        return "", ""
+    best, worst = scores.index(max(scores)), scores.index(min(scores))
+    return prompt.candidates[best].text, prompt.candidates[worst].text
+
+
+def _with_answers(prompt: int, first: str, second: str) -> int:
+    """A 64-bit hash of a prompt's fingerprint and two answers in their order; 0 without any."""
+    if not first and not second:
+        return 0
+    digest = hashlib.blake2b(prompt.to_bytes(8, "big"), digest_size=8)
+    for text in (first, second):
+        digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
     return int.from_bytes(digest.digest(), "big")
 
 

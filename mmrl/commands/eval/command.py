@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,8 +74,16 @@ def evaluated(
 
     loaded, subject = load(model, configs, overrides, lambda _, error: complain(error))
     warn(loaded.warnings)
-    from mmrl.commands.eval.evaluation import Options, evaluate
+    from mmrl.commands.eval.evaluation import evaluate
+    from mmrl.commands.eval.options import Options
 
-    checkpoint = None if subject is None else subject.checkpoint
-    with nullcontext() if subject is None else subject.explaining(overrides):
-        return evaluate(loaded.config, Options(**options), checkpoint=checkpoint, interruption=interruption)
+    config, chosen = loaded.config, Options(**options)
+    if subject is None:
+        return evaluate(config, chosen, interruption=interruption)
+    initial = None
+    if subject.initial is not None:
+        path, revision = subject.initial
+        initial = config.model.model_copy(update={"path": path, "revision": revision})
+    with subject.explaining(overrides):
+        found = subject.checkpoint
+        return evaluate(config, chosen, checkpoint=found, initial=initial, interruption=interruption)

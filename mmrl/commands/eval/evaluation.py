@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mmrl.cluster.process import prepare_process
 from mmrl.commands.eval.best_of import best_of, with_chooser
+from mmrl.commands.eval.categories import by_category, category_estimates
+from mmrl.commands.eval.comparison import compare
 from mmrl.commands.eval.estimates import Estimates, differences, estimates, rewards_by_metric
+from mmrl.commands.eval.model import weights_of, with_whole_model
+from mmrl.commands.eval.options import Options, check_counts, with_one_set
 from mmrl.commands.eval.output import OutputFolder, Samples
 from mmrl.commands.eval.results import Ablation, Results
 from mmrl.config.evaluations import LEAST_TEMPERATURE, EvaluationSet, EvaluationSpec
 from mmrl.config.plugin_specs import Kind, PluginSpec
-from mmrl.config.problems import suggestion
-from mmrl.config.sections import Config
+from mmrl.config.sections import Config, ModelConfig
 from mmrl.engine_api import Engine, Sampler
-from mmrl.errors import ConfigError, ResourceError
+from mmrl.errors import ConfigError
+from mmrl.ops.estimation import Estimate
+from mmrl.ops.metrics import right_of
 from mmrl.plugin_host.registry import locate
 from mmrl.plugin_host.used import own_code
 from mmrl.rollout.collector import Collector, Evaluation, evaluation_metrics
@@ -38,46 +42,25 @@ from mmrl.system.signals import Interruption
 from mmrl.system.version import __version__
 from mmrl.types import EncodedPrompt, ScoredGroup
 
-if TYPE_CHECKING:
-    from mmrl.engine.network.folder import ModelFolder
-
 _NOT_RESULTS = {"timeout_s", "on_error", "workers"}
 """Settings of rewards and environments that do not change a score."""
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The command line's options; None leaves one to the config.
-
-    Attributes:
-        samples: Completions of each prompt.
-        temperature: 0 is greedy, as is one completion without a temperature.
-        limit: How many prompts, from the first on.
-        blank_images: True to sample prompts with images also with blank ones.
-        output: Where completions and results are kept.
-        on: The evaluation set's name; needed if there are several.
-        best_of: Completions of which the best one is chosen.
-        by: The reward that chooses it, see ``with_chooser``; None for the weighted sum.
-    """
-
-    samples: int | None = None
-    temperature: float | None = None
-    max_new_tokens: int | None = None
-    limit: int | None = None
-    blank_images: bool = False
-    output: Path | None = None
-    on: str | None = None
-    best_of: int | None = None
-    by: str | None = None
-
-
 def evaluate(
-    config: Config, options: Options, *, checkpoint: Checkpoint | None = None, interruption: Interruption | None = None
+    config: Config,
+    options: Options,
+    *,
+    checkpoint: Checkpoint | None = None,
+    initial: ModelConfig | None = None,
+    interruption: Interruption | None = None,
 ) -> Results:
     """Score the config's model on ``data.eval``, or on one of the sets there.
 
+    Without rewards its answers are compared, see ``compare``.
+
     Args:
         checkpoint: The model's checkpoint, for the results.
+        initial: The model that it was trained from; None if nobody says.
         interruption: Handles signals; by default their handlers stay.
 
     Raises:
@@ -85,14 +68,17 @@ def evaluate(
         Stopped: A signal came; scored groups are kept in ``options.output``.
     """
     interruption = interruption or Interruption()
-    config, how = _decided(_with_one_set(config, options.on), options)
+    config = with_one_set(config, options.on)
+    if not config.rewards and config.environment is None:
+        return compare(config, options, checkpoint, initial, interruption)
+    config, how = _decided(config, options)
     config, chooser = with_chooser(config, options.by)
     kind = prepare_process()
     from mmrl.engine.device import precision
 
     with ExitStack() as stack:
         name = config.model.path
-        config = stack.enter_context(_with_whole_model(config))
+        config = stack.enter_context(with_whole_model(config))
         output = None if options.output is None else stack.enter_context(OutputFolder(options.output))
         media = Path(stack.enter_context(tempfile.TemporaryDirectory())) if output is None else output.media
         setup = RunSetup(config, media)
@@ -102,7 +88,7 @@ def evaluate(
         prompts = source.each(setup.encoder.encode, options.limit)
         settings = _settings(config, how, options, precision(kind, config.model.dtype))
         if output is not None:
-            content = {"weights": _weights(setup.folder), **template_fingerprint(setup.folder)}
+            content = {"weights": weights_of(setup.folder), **template_fingerprint(setup.folder)}
             output.claim({**settings, **content, "prompts": source.fingerprint, "rewards": _rewards(config)})
         pictured = [prompt for prompt in prompts if prompt.images] if options.blank_images else []
         if options.blank_images and not pictured:
@@ -123,14 +109,17 @@ def evaluate(
             return found
 
         whole = run(prompts, SAMPLES)
+        right = [right_of(group.component(how.judge)) for group in whole.groups]
+        categories = [prompt.prompt.category for prompt in prompts]
         results = Results(
             model=name,
             checkpoint=checkpoint,
             settings=settings,
             counts=_counts(whole.groups, len(source.dropped)),
-            metrics=_estimates(collector, how, whole.groups, whole.metrics),
+            metrics=_estimates(collector, how, whole.groups, whole.metrics) | category_estimates(right, categories),
             sources=_by_source(collector, how, whole.groups),
             ablation=_ablation(collector, how, whole.groups, run(blanks, BLANK_SAMPLES)) if blanks else None,
+            categories=by_category(right, categories),
             best_of=None
             if options.best_of is None
             else best_of(collector.batch(whole.groups), options.best_of, chooser, how.judge),
@@ -138,25 +127,6 @@ def evaluate(
         if output is not None:
             output.write_results(results.data())
     return results
-
-
-@contextmanager
-def _with_whole_model(config: Config) -> Iterator[Config]:
-    """The config of a model that vLLM can load: an adapter is merged, into a folder that is removed in the end."""
-    folder = Path(config.model.path).expanduser()
-    if not (folder / "adapter_config.json").is_file():
-        yield config
-        return
-    from mmrl.engine.aids.exporting import write_merged
-
-    with tempfile.TemporaryDirectory() as temporary:
-        try:
-            write_merged(folder, Path(temporary))
-        except OSError as error:
-            what = f"the adapter cannot be merged: {error.strerror or error}"
-            raise ResourceError(what, where=temporary, remedy="make room, or set TMPDIR to a larger disk") from error
-        model = config.model.model_copy(update={"path": temporary, "revision": None})
-        yield config.model_copy(update={"model": model})
 
 
 class _OnDemand:
@@ -182,40 +152,9 @@ class _OnDemand:
         return engine
 
 
-def _with_one_set(config: Config, name: str | None) -> Config:
-    """The config with the evaluation set of this name alone, or with its only one.
-
-    Raises:
-        ConfigError: There is none, none of this name, or none is named and there are several.
-    """
-    sets = config.data.evaluated
-    if not sets:
-        raise ConfigError("there is nothing to evaluate on", where="data.eval", remedy="name a dataset")
-    if name is None and len(sets) == 1:
-        return config
-    known = [each for each in sets if each]
-    if name is None:
-        what = f"data.eval has {len(sets)} sets, and one is evaluated at a time"
-        raise ConfigError(what, where="mmrl eval", possible=", ".join(known), remedy=f"name one: --on {known[0]}")
-    if name not in known:
-        what = f"data.eval has no set {name!r}" if known else "data.eval is one dataset, without a name"
-        remedy = suggestion(name, known) if known else "leave out --on"
-        raise ConfigError(what, where=f"--on {name}", possible=", ".join(known), remedy=remedy)
-    chosen = {name: sets[name]}
-    return config.model_copy(update={"data": config.data.model_copy(update={"eval": chosen})})
-
-
 def _decided(config: Config, options: Options) -> tuple[Config, EvaluationSet]:
     """The config with the options in it, and how its only evaluation set is sampled."""
-    for name, value, most in (
-        ("samples", options.samples, 4096),
-        ("best-of", options.best_of, 4096),
-        ("max-new-tokens", options.max_new_tokens, 10**9),
-        ("limit", options.limit, None),
-    ):
-        if value is not None and not 1 <= value <= (most or value):
-            up_to = "1 or more" if most is None else f"1 to {most}"
-            raise ConfigError(f"--{name} is {value}", where="mmrl eval", possible=up_to)
+    check_counts(options)
     temperature = options.temperature
     if temperature is not None and temperature != 0 and not LEAST_TEMPERATURE <= temperature <= 10:
         raise ConfigError(f"--temperature is {temperature}", where="mmrl eval", possible="0 (greedy), or 0.01 to 10")
@@ -228,9 +167,6 @@ def _decided(config: Config, options: Options) -> tuple[Config, EvaluationSet]:
         raise ConfigError(f"--best-of is {options.best_of}", where="mmrl eval", possible=possible)
     if options.by is not None and options.best_of is None:
         raise ConfigError("--by chooses the best of several completions", where="--by", remedy="add --best-of N")
-    if known.accuracy is None:
-        remedy = "add one: 'rewards=[{name: ...}]'"
-        raise ConfigError("evaluation needs at least one reward", where="rewards", remedy=remedy)
     most = options.max_new_tokens or known.max_new_tokens
     if temperature is None:
         temperature = 0.0 if count == 1 else config.sampler.temperature
@@ -290,17 +226,6 @@ def _as_decided(spec: PluginSpec, kind: Kind) -> dict[str, Any]:
     return options | {"version": locate(kind, spec.name).version} | ({"files": code} if code else {})
 
 
-def _weights(folder: ModelFolder) -> str:
-    """A hub model's commit, or a hash of a folder's files, whole: frozen parts may begin and end many of them."""
-    if folder.commit is not None:
-        return folder.commit
-    digest = hashlib.sha256()
-    for name in folder.files():
-        with (Path(folder.path) / name).open("rb") as file:
-            digest.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
-    return digest.hexdigest()
-
-
 def _counts(groups: Sequence[ScoredGroup], dropped: int) -> dict[str, int]:
     return {
         "prompts": len(groups),
@@ -316,7 +241,7 @@ def _estimates(
     how: EvaluationSet,
     groups: Sequence[ScoredGroup],
     values: Mapping[str, float] | None = None,
-) -> Estimates:
+) -> dict[str, Estimate]:
     batch = collector.batch(groups)
     return estimates(groups, batch, evaluation_metrics(batch, how) if values is None else values, how.judge)
 
@@ -324,7 +249,7 @@ def _estimates(
 def _by_source(
     collector: Collector, how: EvaluationSet, groups: Sequence[ScoredGroup]
 ) -> dict[str, tuple[int, Estimates]]:
-    found = {}
+    found: dict[str, tuple[int, Estimates]] = {}
     for source in dict.fromkeys(group.group.prompt.prompt.source for group in groups):
         own = [group for group in groups if group.group.prompt.prompt.source == source]
         found[source] = len(own), _estimates(collector, how, own)

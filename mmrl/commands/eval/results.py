@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mmrl.commands.eval.best_of import BestOf
+from mmrl.commands.eval.categories import Categories
 from mmrl.commands.eval.episodes import REASONS, SECTION
 from mmrl.commands.eval.estimates import Estimates
 from mmrl.errors import plural
+from mmrl.ops.categories import MACRO
 from mmrl.ops.estimation import Estimate
 from mmrl.runs.checkpoints import Checkpoint
 from mmrl.system.table import table
@@ -48,6 +50,7 @@ class Results:
         counts: Prompts, completions, and those that could not be used or scored.
         metrics: All prompts' metrics, with the names that a run logs.
         sources: Prompts and metrics of each source.
+        categories: Prompts and accuracy of each category; none if no prompt has one.
         best_of: Curves of the best of n completions.
     """
 
@@ -59,6 +62,7 @@ class Results:
     sources: Mapping[str, tuple[int, Estimates]]
     ablation: Ablation | None
     best_of: BestOf | None = None
+    categories: Categories = field(default_factory=dict)
 
     def data(self) -> dict[str, Any]:
         """Everything, for a program; ``low`` and ``high`` are the ends of 95 % intervals, null where there is none."""
@@ -82,6 +86,7 @@ class Results:
                 "blank": _plain(ablation.blank),
                 "difference": _plain(ablation.difference),
             },
+            **({"categories": _plain_categories(self.categories)} if self.categories else {}),
             **({} if self.best_of is None else {"best_of": self.best_of.data()}),
         }
 
@@ -94,6 +99,7 @@ class Results:
         if rows := self._episode_rows():
             yield ""
             yield from table(rows, "<>")
+        yield from self._category_lines()
         for title, what in (("pass@k", "pass"), ("majority@k", "majority")):
             if rows := _at_k(self.metrics, title, what):
                 yield ""
@@ -103,21 +109,41 @@ class Results:
             yield from table(_best_rows(self.best_of), "<>")
         if self.ablation is not None:
             yield ""
-            yield from table(_ablation_rows(self.ablation), "<>")
+            yield from table(_ablation_rows(self.ablation, _rewards(self.ablation.pictures)), "<>")
         yield ""
         yield "± half of the 95 % interval, which counts prompts, not completions"
 
     def _about(self) -> Iterator[str]:
         settings, counts = self.settings, self.counts
-        step = "" if self.checkpoint is None else f" (step {self.checkpoint.step})"
-        yield f"model   {self.model}{step}"
+        yield self._model()
         how = "greedy" if settings["temperature"] == 0 else f"at temperature {settings['temperature']:g}"
         prompts, many = plural(counts["prompts"], "prompt"), plural(settings["samples"], "completion")
-        dataset = f"{settings['on']} ({settings['dataset']})" if "on" in settings else settings["dataset"]
-        yield f"data    {dataset}: {prompts}, {many} each, {how}, seed {settings['seed']}"
+        yield f"data    {self._dataset()}: {prompts}, {many} each, {how}, seed {settings['seed']}"
+        yield from self._notes()
+
+    def _model(self) -> str:
+        step = "" if self.checkpoint is None else f" (step {self.checkpoint.step})"
+        return f"model   {self.model}{step}"
+
+    def _dataset(self) -> str:
+        settings = self.settings
+        return f"{settings['on']} ({settings['dataset']})" if "on" in settings else str(settings["dataset"])
+
+    def _notes(self) -> Iterator[str]:
+        counts = self.counts
         notes = [f"{counts[name]} {text}" for name, text in _NOTES.items() if counts[name]]
         if notes:
             yield f"note    {', '.join(notes)}"
+
+    def _category_lines(self) -> Iterator[str]:
+        """A row for each category, and their mean; none without categories."""
+        if not self.categories:
+            return
+        yield ""
+        rows = [[name or "(none)", str(prompts), _shown(of)] for name, (prompts, of) in self.categories.items()]
+        prompts = sum(prompts for name, (prompts, _) in self.categories.items() if name)
+        macro = ["mean of categories", str(prompts), _shown(self.metrics.get(f"eval/{MACRO}"))]
+        yield from table([["category", "prompts", "accuracy"], *rows, macro], "<>")
 
     def _is_graded(self) -> bool:
         """True if values other than 0 and 1 occur of what tells right from wrong, so that its mean is no accuracy."""
@@ -157,6 +183,45 @@ class Results:
         return [["source", "prompts", *titles, *_LENGTHS], *shown]
 
 
+@dataclass(frozen=True, slots=True)
+class ComparedResults(Results):
+    """An evaluation of pairs: ``settings`` name the algorithm whose rewards compare, and the reference's folder."""
+
+    def lines(self) -> Iterator[str]:
+        """The same for a person."""
+        yield self._model()
+        algorithm, reference = self.settings["algorithm"]["name"], self.settings["reference"]
+        against = "" if reference is None else f", against {reference}"
+        yield f"data    {self._dataset()}: {plural(self.counts['prompts'], 'comparison')} by {algorithm}{against}"
+        yield from self._notes()
+        yield ""
+        names = [name for name in _COMPARED if any(name in metrics for _, _, metrics in self._by_source())]
+        rows = [
+            [name, str(prompts), *(_shown(metrics.get(each)) for each in names)]
+            for name, prompts, metrics in self._by_source()
+        ]
+        yield from table([["source", "prompts", *map(_title, names)], *rows], "<>")
+        yield from self._category_lines()
+        if self.ablation is not None:
+            yield ""
+            yield from table(
+                _ablation_rows(self.ablation, [name for name in names if name in self.ablation.blank]), "<>"
+            )
+        yield ""
+        yield "± half of the 95 % interval, which counts prompts"
+
+
+_COMPARED = tuple(
+    f"eval/{name}"
+    for name in ("accuracy", "margin", "reward_chosen", "reward_rejected", "length_chosen", "length_rejected")
+)
+"""Metrics of comparisons that have a column."""
+
+
+def _title(metric: str) -> str:
+    return metric.removeprefix("eval/").replace("_", " ")
+
+
 _NOTES = {"unscored": "completions unscored", "dropped": "rows dropped"}
 
 
@@ -169,6 +234,11 @@ def _rewards(metrics: Estimates) -> list[str]:
 
 def _short(metric: str) -> str:
     return "sum" if metric == _SUM else metric.removeprefix("eval/").removesuffix("_mean")
+
+
+def _plain_categories(categories: Categories) -> dict[str, Any]:
+    plain = {name: None if estimate is None else asdict(estimate) for name, (_, estimate) in categories.items()}
+    return {name: {"prompts": categories[name][0], "accuracy": accuracy} for name, accuracy in plain.items()}
 
 
 def _plain(metrics: Estimates) -> dict[str, Any]:
@@ -203,9 +273,9 @@ def _best_rows(found: BestOf) -> list[list[str]]:
     return [head, *([f"n = {n}", _shown(accuracy), _shown(reward)] for n, accuracy, reward in found.points())]
 
 
-def _ablation_rows(ablation: Ablation) -> list[list[str]]:
+def _ablation_rows(ablation: Ablation, metrics: Sequence[str]) -> list[list[str]]:
     rows = [
         [_short(name), *(_shown(each.get(name)) for each in (ablation.pictures, ablation.blank, ablation.difference))]
-        for name in _rewards(ablation.pictures)
+        for name in metrics
     ]
     return [[f"{plural(ablation.prompts, 'prompt')} with images", "pictures", "blank", "difference"], *rows]

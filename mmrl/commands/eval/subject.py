@@ -32,11 +32,13 @@ class Subject:
         model: The value for ``model.path``: a folder, or a name on the hub.
         checkpoint: The model's checkpoint; None if it has none.
         is_as_trained: True if the config of the checkpoint's run is used, and not another.
+        initial: ``model.path`` and ``model.revision`` of the config itself: the model that it was trained from.
     """
 
     model: str
     checkpoint: Checkpoint | None = None
     is_as_trained: bool = True
+    initial: tuple[str, str | None] | None = None
 
     @property
     def config(self) -> Path | None:
@@ -45,11 +47,16 @@ class Subject:
 
     @property
     def overrides(self) -> list[str]:
-        """Command-line words that make a config one of this model."""
+        """Command-line words that take back what a config says of another model."""
         nothing = ["model.revision=null", "model.freeze=[]", "model.lora=null", "model.quantize=null"]
         if self.is_as_trained and self.checkpoint is not None:  # whose folder has the run's template
             nothing.append("model.chat_template=null")
-        return [f"model.path={json.dumps(self.model)}", *nothing]
+        return nothing
+
+    @property
+    def word(self) -> str:
+        """The command-line word that names this model."""
+        return f"model.path={json.dumps(self.model)}"
 
     @contextmanager
     def explaining(self, overrides: Sequence[str | Located] = ()) -> Iterator[None]:
@@ -119,13 +126,24 @@ def load(
     if found is not None:
         found = replace(found, is_as_trained=not configs)
         configs = configs or ([found.config] if found.config else [])
-        overrides = [*found.overrides, *overrides]
+        found = replace(found, initial=_initial(configs, overrides))
+        overrides = [*found.overrides, *overrides, found.word]  # another model.path is that of a reference
     words = [each for each in overrides if isinstance(each, str)]
     configs = [*configs, *(each for each in overrides if isinstance(each, Located))]
     with found.explaining(overrides) if found is not None else nullcontext():
         loaded = load_config(configs, words, options_class=options_class, optional=OPTIONAL)
     remember_secrets(loaded.config.model_dump(mode="json"))
     return loaded, found
+
+
+def _initial(configs: Sequence[Path | Located], overrides: Sequence[str | Located]) -> tuple[str, str | None] | None:
+    """``model.path`` and ``model.revision`` that these say; None if they name no model."""
+    words = [each for each in overrides if isinstance(each, str)]
+    tree, _ = read_tree([*configs, *(each for each in overrides if isinstance(each, Located))], words)
+    model = tree.value.get("model") if isinstance(tree.value, dict) else None
+    held = model.value if model is not None and isinstance(model.value, dict) else {}
+    path, revision = (None if (each := held.get(key)) is None else each.value for key in ("path", "revision"))
+    return (path, revision if isinstance(revision, str) else None) if isinstance(path, str) else None
 
 
 def subject(name: str, on_damage: Callable[[Checkpoint, CheckpointError], None]) -> Subject:

@@ -35,6 +35,7 @@ class Collator:
 
     Args:
         body: The model without its head; it computes positions where these are multimodal.
+        device: The place of what is packed; kept as ``device``.
         share: True if samples of one prompt share it in the row, and samples with the same image share that.
         balances: True if rows ask for ``experts.imbalances``.
         replays: True if the experts that samples know are used.
@@ -53,7 +54,7 @@ class Collator:
         replays: bool = False,
     ) -> None:
         self._folder, self._body, self._images = folder, body, images
-        self._device, self._dtype, self.share = device, dtype, share
+        self.device, self._dtype, self.share = device, dtype, share
         self._balances, self._replays = balances, replays
         self._multimodal = folder.family.vision and folder.images.multimodal_positions
         self._looks_ahead = folder.family.vision and folder.images.looks_ahead
@@ -95,7 +96,7 @@ class Collator:
         inputs = {
             "input_ids": self._tensor(ids_S)[None],
             "position_ids": self._positions(units, samples),
-            "layout": PackedLayout(spans, self._device, self._dtype, self._image_numbers(ids_S)),
+            "layout": PackedLayout(spans, self.device, self._dtype, self._image_numbers(ids_S)),
         }
         if self._multimodal:
             inputs["mm_token_type_ids"] = self._tensor(ids_S == self._folder.image_token_id)[None]
@@ -132,7 +133,7 @@ class Collator:
             first = start + unit.prompt_tokens
             for index, begin, length in zip(unit.indices, offsets(unit.completions), unit.completions, strict=False):
                 members_NS[index, start:first] = members_NS[index, first + begin : first + begin + length] = 1
-        members = devices.moved(torch.from_numpy(members_NS), self._device) if self._balances else None
+        members = devices.moved(torch.from_numpy(members_NS), self.device) if self._balances else None
         if known is None:
             return Routing(members)
         recorded_SLK = np.full((num_tokens, *known.shape[1:]), -1, np.int64)
@@ -142,7 +143,7 @@ class Collator:
         return Routing(members, self._tensor(recorded_SLK), self._replays)
 
     def _tensor(self, values: Any) -> torch.Tensor:
-        return devices.moved(torch.from_numpy(np.asarray(values, np.int64)), self._device)
+        return devices.moved(torch.from_numpy(np.asarray(values, np.int64)), self.device)
 
     def _known_images(
         self, refs: Sequence[ImageRef], known: Mapping[str, Features]
@@ -163,9 +164,9 @@ class Collator:
         place = {name: number for number, name in enumerate(unique)}
         grids_U3 = torch.stack(grids)
         return UniqueImages(
-            devices.moved(torch.cat(pixels).to(self._dtype), self._device),
+            devices.moved(torch.cat(pixels).to(self._dtype), self.device),
             grids_U3,
-            self._folder.images.tower_inputs(self._body, grids_U3, self._device, self._dtype),
+            self._folder.images.tower_inputs(self._body, grids_U3, self.device, self._dtype),
             tuple(place[name] for name in names),
         )
 
@@ -183,8 +184,8 @@ class Collator:
                 columns += self._multimodal_positions(unit, samples, after_T)
         text_S = torch.cat(text)
         if not columns:
-            return devices.moved(text_S[None], self._device)
-        return devices.moved(torch.cat([text_S[None], torch.cat(columns, 1)])[:, None], self._device)
+            return devices.moved(text_S[None], self.device)
+        return devices.moved(torch.cat([text_S[None], torch.cat(columns, 1)])[:, None], self.device)
 
     def _multimodal_positions(
         self, unit: Unit, samples: Sequence[Sample], after_T: torch.Tensor

@@ -72,6 +72,17 @@ class DeepSpeedLearner(Learner):
         self.trained.engine.destroy()
 
 
+def join_deepspeed(kind: device.DeviceKind) -> None:
+    """Let DeepSpeed use the group of ranks that have met, before it places weights."""
+    import deepspeed
+
+    if kind == "cpu":
+        # DeepSpeed would compile a shared-memory collective for a minute before it makes the group. Its
+        # inference_all_reduce alone uses it, which nothing here calls. DeepSpeed keeps edits of this table.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend=device.process_group_backend(kind), verbose=False)
+
+
 def build_learner(spec: EngineSpec, images: ImageInputs, kind: device.DeviceKind, precision: str) -> DeepSpeedLearner:
     """The learner of ranks that have met, with the weights and the state of the spec's checkpoint; collective.
 
@@ -82,15 +93,8 @@ def build_learner(spec: EngineSpec, images: ImageInputs, kind: device.DeviceKind
         ConfigError: The checkpoint has another model, other trained parts or another precision.
         ResourceError: The checkpoint is damaged.
     """
-    import deepspeed
-
     config, folder, algorithm = spec.config, spec.folder, spec.algorithm
     assert algorithm is not None, "an engine without an algorithm only samples"
-    if kind == "cpu":
-        # DeepSpeed would compile a shared-memory collective for a minute before it makes the group. Its
-        # inference_all_reduce alone uses it, which nothing here calls. DeepSpeed keeps edits of this table.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(dist_backend=device.process_group_backend(kind), verbose=False)
     torch_device = device.torch_device(kind)
     settings = deepspeed_settings(config.learner, precision, kind)
     policy = _load_policy(spec, kind, precision, trained=True)

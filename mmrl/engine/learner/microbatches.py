@@ -29,16 +29,25 @@ class Microbatches:
         engine: Computes the features of images.
         cost: The cost of its rows.
         budget: Tokens of a micro-batch; kept as ``budget``.
+        keeps_features: False if a tower sees an image in every row.
     """
 
     def __init__(
-        self, collator: Collator, engine: Any, cost: UpdateCost, folder: ModelFolder, budget: TokenBudget
+        self,
+        collator: Collator,
+        engine: Any,
+        cost: UpdateCost,
+        folder: ModelFolder,
+        budget: TokenBudget,
+        *,
+        keeps_features: bool = True,
     ) -> None:
         self._collate, self._engine, self._cost, self._folder = collator, engine, cost, folder
         self.budget = budget
         self._idle = idle_sample(folder)
         self._image_features: dict[str, Features] = {}
-        self._keeps_image_features = collator.share and folder.family.vision and not cost.trains_tower
+        may_keep = keeps_features and collator.share and folder.family.vision
+        self._keeps_image_features = may_keep and not cost.trains_tower
         self._estimate = UnitCost(folder, tower=not self._keeps_image_features)
 
     def plan(self, samples: Sequence[Sample], budget: int, rows: Sequence[TrainingRow] = ()) -> list[list[int]]:
@@ -57,7 +66,7 @@ class Microbatches:
             views = [row.own_views for row in rows] or [[] for _ in samples]
             seen = [[sample, *map(sample.seen, own)] for sample, own in zip(samples, views, strict=True)]
             self._collate.announce(ref for part in plan for i in part for each in seen[i] for ref in each.all_images)
-        most = torch.tensor(len(plan), device=self._engine.device)
+        most = torch.tensor(len(plan), device=self._collate.device)
         torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
         return plan + [[] for _ in range(int(most) - len(plan))]
 

@@ -5,7 +5,7 @@ checkpoint carries, and completions that an evaluation appends, are JSON objects
 Files of steps that older versions wrote (schema 1) are lines of such objects too. ``reading.py`` reads them all.
 """
 
-from mmrl.rollout.records.lines import group_records
+from mmrl.rollout.records.lines import credited_records, group_records
 from mmrl.rollout.records.reading import (
     EVALUATIONS,
     PARQUET,
@@ -28,6 +28,7 @@ __all__ = [
     "RecordedGroup",
     "RecordedRollout",
     "RecordedStep",
+    "credited_records",
     "evaluation_names",
     "group_records",
     "read_groups",

@@ -9,7 +9,7 @@ import numpy as np
 
 from mmrl.rollout.records.episodes import episode_fields, image_record, view_records
 from mmrl.token_columns import COLUMNS
-from mmrl.types import FloatArray, ScoredGroup
+from mmrl.types import CreditedGroup, FloatArray, ScoredGroup
 
 
 def group_records(groups: Sequence[ScoredGroup]) -> list[dict[str, Any]]:
@@ -19,6 +19,21 @@ def group_records(groups: Sequence[ScoredGroup]) -> list[dict[str, Any]]:
     from the completion. What a step adds (advantages, the learner's log-probs) is there and empty.
     """
     return [record for index, group in enumerate(groups) for record in _records(index, group)]
+
+
+def credited_records(groups: Sequence[CreditedGroup]) -> list[dict[str, Any]]:
+    """Records as ``group_records``, with the token columns that the groups have, such as log-probs of an evaluation."""
+    records = list[dict[str, Any]]()
+    for index, group in enumerate(groups):
+        known = {
+            column.record: values
+            for column in COLUMNS
+            if column.known == "before the step" and len(values := getattr(group, column.credited))
+        }
+        members = _records(index, group.scored)
+        for member, record in zip(range(len(group.scored.rollouts)), members, strict=False):
+            records.append(record | {name: short_floats(values[member]) for name, values in known.items()})
+    return records
 
 
 def _records(index: int, group: ScoredGroup) -> Iterator[dict[str, Any]]:

@@ -538,3 +538,46 @@ def test_pairs_are_described_by_what_is_learned_of_them(check: Check) -> None:
     assert code == 0 and found["errors"] == [], (found.get("errors"), err)
     assert found["train"]["dropped"] == 1 and "best and the worst candidate are equal" in str(found["train"])
     assert found["pairs"] == {"rows": 19, "chosen_longer": 14, "chosen_shorter": 5}
+
+
+def test_held_out_pairs_that_are_trained_on_are_counted_also_the_other_way_round(check: Check, tmp_path: Path) -> None:
+    """Of four held-out rows one is a training row, one has its answers swapped, one has others to its question."""
+    plain = [{key: value for key, value in row.items() if key != "answer"} for row in rows()]
+    table = [{**row, "chosen": f"yes {i}", "rejected": f"no {i}"} for i, row in enumerate(plain)]
+    changes = [{}, {"chosen": "no 1", "rejected": "yes 1"}, {"rejected": "other"}, {"problem": "<image>Really?"}]
+    held_out = [
+        row | change | {"images": [f"{i}.png"]} for i, (row, change) in enumerate(zip(table, changes, strict=False))
+    ]
+    (tmp_path / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held_out))
+    twisted = [*table, {**table[7], "chosen": "no 7", "rejected": "yes 7"}]
+    data = {"eval": {"name": "table", "path": str(tmp_path / "held.jsonl")}}
+    _, found, err = check(twisted, algorithm={"name": "dpo"}, rewards=[], data=data)
+    assert found["errors"] == [], err
+    said = (
+        "3 of 4 rows ask and show the same as a row of data.train; 1 with its two answers, 1 with these the other way"
+    )
+    assert f"data.eval: {said} round" in found["warnings"]
+    contradicted = "2 rows of 21 whose answers another row has for the same prompt the other way round"
+    assert f"data.train: {contradicted}" in found["warnings"] and found["eval_rows_in_train"] == 3
+
+
+def test_candidates_are_shown_where_they_are_learned_and_not_beside_demonstrations(
+    check: Check, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """``sft`` on preference data learns the chosen answers alone."""
+    end = {"role": "assistant", "content": "it is 7"}
+    table = [
+        {
+            "images": row["images"],
+            "messages": [{"role": "user", "content": row["problem"]}, end],
+            "rejected_response": "perhaps 1",
+        }
+        for row in rows()
+    ]
+    for algorithm, is_shown in (("dpo", True), ("sft", False)):
+        code, found, err = check(table, algorithm={"name": algorithm}, rewards=[])
+        assert code == 0 and found["errors"] == [], err
+        assert main(["check", str(tmp_path / "config.yaml")]) == 0
+        out = capsys.readouterr().out
+        assert ("candidate of score 1" in out, "perhaps 1" in out) == (is_shown, is_shown)
+        assert ("pairs" in found) == is_shown

@@ -40,7 +40,7 @@ def test_a_run_is_its_newest_checkpoint_and_a_checkpoint_itself(run, name, step)
     assert found.checkpoint is not None and found.checkpoint.step == step
     assert found.model == str(run / "checkpoints" / f"step-{step:06d}" / "model")
     assert found.config == run / "config.yaml"
-    assert found.overrides[0] == f'model.path="{found.model}"'
+    assert found.word == f'model.path="{found.model}"'
     # The checkpoint's folder has the run's template, whose file may be gone; another config's is its own.
     own = "model.chat_template=null"
     assert own in found.overrides and own not in replace(found, is_as_trained=False).overrides
