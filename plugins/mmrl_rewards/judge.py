@@ -141,18 +141,24 @@ class Judge(Reward):
         self._has_answered = False
 
     def check(self, run: RunFacts) -> list[str]:
-        if self.config.compare != "group":
-            return []
-        if run.group_size < 2:
+        found, compares = [], self.config.compare == "group"
+        if compares and run.group_size < 2:
             raise ValueError("compare: group needs sampler.group_size of 2 or more")
-        return ["the judge compares completions of a group: evaluations with one completion a prompt are unscored"]
+        if compares:
+            found.append("the judge compares completions of a group: evaluations with one of each prompt are unscored")
+        if self.config.temperature != 0:
+            found.append("the judge samples its verdicts: temperature 0 makes them as good as repeatable")
+        return found
 
     async def score(self, rollouts: Sequence[Rollout]) -> list[Score | Unscored | None]:
         if self.config.compare is None:
             asked = [self._question(rollout, completion=self._completion(rollout)) for rollout in rollouts]
             verdicts = await self._verdicts(asked)
             return [verdicts[each.key] for each in asked]
-        pairs = [pair for _, group in groupby(rollouts, lambda each: each.key[:2]) for pair in self._pairs([*group])]
+        groups = groupby(
+            rollouts, lambda each: (each.prompt.key, each.greedy)
+        )  # a greedy one is no member of its group
+        pairs = [pair for _, group in groups for pair in self._pairs([*group])]
         verdicts = await self._verdicts(question for pair in pairs for question in pair.questions)
         return [_standing(rollout, pairs, verdicts) for rollout in rollouts]
 

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from mmrl.errors import ConfigError, PluginError
+from mmrl.errors import ConfigError, PluginError, plural
 from mmrl.interfaces import PluginConfig
 from mmrl.types import ImageRef
 
@@ -66,7 +66,7 @@ class ServiceConfig(PluginConfig):
         except ValueError:
             valid = False
         if not valid:
-            raise ValueError("not an http or https address, such as http://127.0.0.1:8000/score")
+            raise ValueError("not an http or https address, such as http://127.0.0.1:8000")
         if parts.username or parts.password:
             raise ValueError("no user or password in the address: put an Authorization into secret_headers")
         return url
@@ -141,7 +141,7 @@ class Service:
             answer, failure, wait_s = await self._attempt(client, request)
             if answer is not None:
                 return answer
-        raise self.error(f"{failure}, {self._config.retries + 1} attempts", _FAILED)
+        raise self.error(f"{failure}, {plural(self._config.retries + 1, 'attempt')}", _FAILED)
 
     async def _attempt(self, client: httpx.AsyncClient, request: bytes) -> tuple[bytes | None, str, float]:
         """The answer's body, or None, what failed, and the least wait before another attempt."""

@@ -7,6 +7,7 @@ import json
 import re
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from mmrl.interfaces import RunFacts
 from mmrl.rollout.rewards.failures import Failures
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.rollout.rewards.worker import call, check_scores
+from mmrl.testing import check_reward
 from mmrl.types import EncodedPrompt, ImageRef, Message, Prompt, Rollout, RolloutGroup, Unscored
 from mmrl_rewards.judge import Judge
 from mmrl_rewards.rubric import inert
@@ -334,6 +336,8 @@ def test_completions_of_a_group_are_ranked_by_their_comparisons(serve):
         0.0, 1.0, 0.5, 0.5, 1.0, 0.0, Unscored("has nothing to compare it with"),
     ]  # fmt: skip
     assert len(service.requests) == 2 * (6 + 1)
+    greedy = [replace(each, greedy=True) for each in rollouts("bbbb")]
+    assert scores(reward, [*rollouts("a", "bbb"), *greedy]) == [0.0, 1.0, None]
     near = serve(longer)
     ring = rollouts(*["x" * n for n in range(1, 7)])
     assert scores(judge(near, compare="group", opponents=1), ring) == [0.0, 0.5, 0.5, 0.5, 0.5, 1.0]
@@ -383,8 +387,17 @@ def test_a_group_of_one_cannot_be_compared():
     reward = judge("http://h", compare="group")
     with pytest.raises(ValueError, match=r"compare: group needs sampler\.group_size of 2 or more"):
         reward.check(RunFacts(group_size=1, **facts))
-    assert len(reward.check(RunFacts(group_size=2, **facts))) == 1
+    (note,) = reward.check(RunFacts(group_size=2, **facts))
+    assert "evaluations with one of each prompt are unscored" in note
     assert judge("http://h").check(RunFacts(group_size=1, **facts)) == []
+    (note,) = judge("http://h", temperature=None).check(RunFacts(group_size=1, **facts))
+    assert "the judge samples its verdicts" in note
+
+
+@pytest.mark.parametrize("options", [{}, {"compare": "reference"}, {"compare": "group"}])
+def test_it_keeps_the_rules_of_rewards(serve, options):
+    answer = longer if options else lambda body, place: said('{"score": 0.5}')
+    check_reward(Judge, options={"url": f"{serve(answer).root}/v1", **options})
 
 
 def test_the_key_comes_from_a_variable_that_no_other_rewards_process_has(serve, tmp_path, monkeypatch):

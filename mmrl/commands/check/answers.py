@@ -44,13 +44,13 @@ class TriedAnswer:
     def cells(self) -> tuple[str, str, str, str]:
         """For a person: a row of a table."""
         scores = ", ".join(
-            f"{name} {self._unscored(name) if np.isnan(value) else f'{value:g}'}"
-            for name, value in self.components.items()
+            f"{name} {'-' if np.isnan(value) else f'{value:g}'}" for name, value in self.components.items()
         )
         return self.kind, f"{self.total:.3g}", f"({scores})", excerpt(self.text)
 
-    def _unscored(self, reward: str) -> str:
-        return f"- as it {self.reasons[reward]}" if reward in self.reasons else "-"
+    def reason_lines(self) -> list[str]:
+        """For a person: why rewards cannot score it."""
+        return [f"{self.kind}: {reward} {why}" for reward, why in self.reasons.items()]
 
 
 def try_rewards(

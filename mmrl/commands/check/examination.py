@@ -383,7 +383,8 @@ class _Examination:
                 break
         answer = prompt.prompt.answer
         shown = "no reference answer" if answer is None else f"reference answer {excerpt(answer)}"
-        self.report.show("trial", [shown, *table([answer.cells() for answer in answers], "<><")])
+        reasons = [line for answer in answers for line in answer.reason_lines()]
+        self.report.show("trial", [shown, *table([answer.cells() for answer in answers], "<><"), *reasons])
         right, wrong = answers[0], answers[1]
         if answer is not None and not right.total > wrong.total:
             what, where = f"A right answer earns {right.total:g} and a wrong one {wrong.total:g}", "rewards, tried on"

@@ -232,6 +232,18 @@ def test_a_reward_that_gives_everything_the_same_is_an_error(check: Check, tmp_p
     assert "accepts no answer to 20 of 20 reference answers" in error
 
 
+def test_a_reason_that_a_reward_gives_for_what_it_cannot_score_is_shown(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "picky.py").write_text(
+        "from mmrl import Unscored\n\n"
+        "def picky(rollouts):\n"
+        "    return [float(str(r.answer) in r.text) if r.text else Unscored('found no text') for r in rollouts]\n"
+    )
+    code, found, error = check(rows(), rewards=[{"name": f"{tmp_path / 'picky.py'}:picky"}])
+    assert code == 0, error
+    answers = {each["answer"]: each.get("reasons") for each in found["trials"][0]["answers"]}
+    assert answers == {"right": None, "wrong": None, "empty": {"picky": "found no text"}, "truncated": None}
+
+
 @pytest.mark.full
 def test_a_reward_that_judges_style_is_a_note_unless_it_gives_everything_the_same(check: Check, tmp_path: Path) -> None:
     (tmp_path / "style.py").write_text(
