@@ -17,7 +17,7 @@ from mmrl.commands.arguments import chosen_steps
 from mmrl.commands.printing import answer
 from mmrl.errors import ConfigError, plural
 from mmrl.token_columns import COLUMNS
-from mmrl.types import GIVEN
+from mmrl.types import GIVEN, SCORE
 
 _WIDTH = 110
 _OPTIONAL = ("segments", "episode", "components", "failure", "candidates")
@@ -52,17 +52,19 @@ def run(arguments: argparse.Namespace) -> int:
     conditions, redact = [Condition.of(text) for text in arguments.where], Redactor()
     seen = shown = 0
     for step, file in _files(arguments.run_dir, arguments.step):
-        for recorded in read_lines(file):
-            record = {} if step is None else {"step": step}
-            record |= _known(recorded)
-            seen += 1
-            if not all(condition.holds(record) for condition in conditions):
-                continue
-            shown += 1
-            if arguments.json:
-                print(json.dumps(redact.plain(record)))
-            else:
-                answer(None, _lines(record, step), as_json=False)
+        for _, members in groupby(read_lines(file), key=lambda record: record.get("group")):
+            group = list(members)
+            for recorded in group:
+                record = {} if step is None else {"step": step}
+                record |= _known(recorded)
+                seen += 1
+                if not all(condition.holds(record) for condition in conditions):
+                    continue
+                shown += 1
+                if arguments.json:
+                    print(json.dumps(redact.plain(record)))
+                else:
+                    answer(None, _lines(record, step, group), as_json=False)
     if not arguments.json:
         answer(None, [f"{shown} of {plural(seen, 'rollout')}"], as_json=False)
     return 0
@@ -97,10 +99,30 @@ def _learned(record: Mapping[str, Any]) -> list[str]:
     return [*before, record["completion"]][-turns:]
 
 
-def _lines(record: Mapping[str, Any], step: int | None) -> Iterator[str]:
-    """A rollout for a person."""
+def _likelihood(record: Mapping[str, Any], group: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A candidate's log-probs, and the margin of the best one of its group over the worst one."""
+    from mmrl.rollout.records.pairs import Likelihood, pair_of, score_of
+
+    found = Likelihood.of(record)
+    if found.policy is None:
+        return
+    parts = [f"log-prob {_number(found.policy)}"]
+    parts += [] if found.log_ratio is None else [f"log-ratio to the reference {_number(found.log_ratio)}"]
+    pair = pair_of([score_of(each) for each in group], list(map(Likelihood.of, group)))
+    if pair is not None and pair.margin is not None and group[pair.chosen]["index"] == record["index"]:
+        words = "" if found.log_ratio is not None else " per token"
+        parts += [f"margin{words} {_number(pair.margin)} over candidate {group[pair.rejected]['index']}"]
+    yield f"    {', '.join(parts)}"
+
+
+def _lines(record: Mapping[str, Any], step: int | None, group: Sequence[Mapping[str, Any]] = ()) -> Iterator[str]:
+    """A rollout for a person.
+
+    Args:
+        group: The records of its group.
+    """
     place = "" if step is None else f"step {step}, "
-    score = record["rewards"].get("score")  # of a candidate; a demonstration has none
+    score = record["rewards"].get(SCORE)  # of a candidate; a demonstration has none
     given = "demonstration" if score is None else f"candidate {record['index']} of score {_number(score)}"
     kind = given if record["weight_version"] == GIVEN else f"rollout {record['index']}"
     member = "greedy" if record["greedy"] else kind
@@ -114,6 +136,8 @@ def _lines(record: Mapping[str, Any], step: int | None) -> Iterator[str]:
     if record["weight_version"] != GIVEN:  # nothing scores what nobody sampled
         parts = ", ".join(f"{name} {_number(value)}" for name, value in record["rewards"].items())
         yield f"    reward {_number(record['reward'])}" + (f" ({parts})" if parts else "")
+    elif score is not None:
+        yield from _likelihood(record, group)
     if not turns:
         yield f"    {_shortened(record['completion'])}"
     yield from (f"    turn {number}: {_shortened(text)}" for number, text in enumerate(learned, start=1))

@@ -16,12 +16,10 @@ from mmrl.ops.credit import best_and_worst
 from mmrl.rollout.batch import SampledStep
 from mmrl.step.source import Draw, Source
 from mmrl.system.clock import Clock
-from mmrl.types import GIVEN, Candidate, EncodedPrompt, Prompt, Rollout, RolloutGroup, Sample, ScoredGroup
+from mmrl.types import GIVEN, SCORE, Candidate, EncodedPrompt, Prompt, Rollout, RolloutGroup, Sample, ScoredGroup
 
 EQUAL, TIES = "data/equal_pairs", "data/ties"
 """Counts of rows that are left out."""
-SCORE = "score"
-"""The component that is a candidate's score."""
 _LARGEST = float(np.finfo(np.float32).max)
 """The largest score: a loss takes scores as float32."""
 _COLUMNS = "name the columns of the answers (chosen and rejected, or candidates and scores), or mend or remove the row"

@@ -28,6 +28,7 @@ from mmrl.types.prompt import (
 from mmrl.types.rollout import (
     ENVIRONMENT,
     GIVEN,
+    SCORE,
     TRUNCATED,
     Call,
     FinishReason,
@@ -47,6 +48,7 @@ __all__ = [
     "ENVIRONMENT",
     "GIVEN",
     "IMAGE_PLACEHOLDER",
+    "SCORE",
     "THOUGHT_NAMES",
     "TRUNCATED",
     "Batch",

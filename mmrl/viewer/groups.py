@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.token_columns import COLUMNS
+from mmrl.rollout.records.pairs import RECORDED
+from mmrl.token_columns import COLUMNS, POLICY, REFERENCE
 from mmrl.types import GIVEN
 from mmrl.viewer.documents import Document, NotThere
 from mmrl.viewer.folder import ViewedRun
+from mmrl.viewer.pairs import likelihood_document, pair_document
 from mmrl.viewer.steps import step_index, why
 from mmrl.viewer.tokens import Vocabulary
 
@@ -36,6 +38,7 @@ def group_document(run: ViewedRun, kind: str, step: int, group: int) -> Document
         "why": why(kind, bool(first["kept"]), trained, rewards, first["weight_version"] == GIVEN),
         "prompt_tokens": len(first["prompt_token_ids"]),
         "members": [_member(each, vocabulary) for each in records],
+        **pair_document(records),
         **({"candidates": first["candidates"]} if first.get("candidates") else {}),
         **({"views": _views(first["views"])} if first.get("views") else {}),
     }
@@ -50,6 +53,7 @@ def _member(record: Mapping[str, Any], vocabulary: Vocabulary) -> Document:
     return {
         **{name: record[name] for name in _OF_MEMBER},
         "reward": None if record["weight_version"] == GIVEN else record["reward"],
+        **likelihood_document(record),
         "text": record["completion"],
         "answers": record.get("answers") or {},
         "failure": record.get("failure") or None,
@@ -67,11 +71,13 @@ def _tokens(record: Mapping[str, Any], vocabulary: Vocabulary) -> Document:
     unknown = "sampled" if record["weight_version"] == GIVEN else ""  # zeros, which nobody computed
     plain = [column.record for column in COLUMNS if not column.is_per_update and column.known != unknown]
     numbers = {name.removesuffix("s"): _numbers(record, name, mask) for name in plain}
-    sampler, learner = numbers.get("sampler_logprob"), numbers["learner_logprob"]
+    sampler = numbers.get("sampler_logprob")
+    learner, reference = (numbers[RECORDED[role].removesuffix("s")] for role in (POLICY, REFERENCE))
     updates = [np.asarray(each, np.float64) for each in record.get("update_logprobs") or () if len(each)]
     entropies = [np.asarray(each, np.float64) for each in record.get("update_entropy") or () if len(each)]
     found = {
         **numbers,
+        "log_ratio": None if learner is None or reference is None else learner - reference,
         "entropy": np.where(mask, entropies[0], np.nan) if entropies else None,
         "ratio": np.where(mask, np.exp(updates[-1] - updates[0]), np.nan) if len(updates) > 1 else None,
         "gap": None if sampler is None or learner is None else sampler - learner,

@@ -61,9 +61,9 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 MODULES = (
-    "text", "elements", "documents", "addresses", "charts", "lines", "tables", "runs", "bands", "curves", "filters",
-    "members", "images", "step_tables", "frame", "step", "tokens", "episodes", "group", "prompt", "plots",
-    "evaluations", "overview", "comparison", "about", "home", "keys", "live", "start",
+    "text", "elements", "documents", "addresses", "charts", "lines", "tables", "runs", "bands", "curves", "members",
+    "filters", "images", "step_tables", "frame", "step", "tokens", "episodes", "differences", "pair", "group",
+    "prompt", "plots", "evaluations", "overview", "comparison", "about", "home", "keys", "live", "start",
 )  # fmt: skip
 """The page's modules of JavaScript, each after those that it imports. No two declare the same name."""
 

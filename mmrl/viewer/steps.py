@@ -12,9 +12,11 @@ import numpy as np
 
 from mmrl.errors import DataError
 from mmrl.rollout.records.paging import IndexedGroup, Place
+from mmrl.rollout.records.pairs import Likelihood, pair_of
 from mmrl.types import GIVEN, TRUNCATED
 from mmrl.viewer.documents import HEAD, LONG_HEAD, Document, NotThere, head
 from mmrl.viewer.folder import ViewedRun
+from mmrl.viewer.pairs import add_pairs, given_scores, pair_entry, preferences
 
 _OF_GROUP = ("group", "epoch", "prompt_id", "source", "kept", "trained", "prompt", "messages", "answer", "images")
 _OF_ROLLOUTS = (
@@ -37,6 +39,7 @@ class StepIndex:
     Attributes:
         document: As the page gets it.
         places: By the group's number.
+        has_scores: True if some rollouts are candidates of the dataset.
     """
 
     def __init__(self, step: int, kind: str, groups: Iterator[IndexedGroup], accuracy: str | None) -> None:
@@ -50,19 +53,24 @@ class StepIndex:
             rows["group"] += [number] * len(found.of_rollouts["index"])
             for name, values in _columns(found.of_rollouts, accuracy).items():
                 rows[name] += values
+        self.has_scores = any(score is not None for score in rows["score"])
+        if not self.has_scores:
+            del rows["score"]
         self.document: Document = {"step": step, "groups": shown, "rows": dict(rows)}
 
 
 def step_index(run: ViewedRun, kind: str, step: int) -> StepIndex:
     """The index of a step; read once."""
     file = run.file(kind, step)
-    accuracy = run.judge(kind)
-    return run.kept(
-        ("index", kind),
-        file,
-        lambda: StepIndex(step, kind, run.pages(kind, step).index(_OF_GROUP, _OF_ROLLOUTS), accuracy),
-        of=_SENT_TABLES if run.is_sent else _TABLES,
-    )
+
+    def read() -> StepIndex:
+        pages = run.pages(kind, step)
+        found = StepIndex(step, kind, pages.index(_OF_GROUP, _OF_ROLLOUTS), run.judge(kind))
+        if found.has_scores:
+            add_pairs(found.document, pages)
+        return found
+
+    return run.kept(("index", kind), file, read, of=_SENT_TABLES if run.is_sent else _TABLES)
 
 
 def step_document(run: ViewedRun, kind: str, step: int) -> Document:
@@ -115,6 +123,9 @@ def _of_prompt(run: ViewedRun, kind: str, step: int, prompt_id: str) -> list[Ind
 
 def _history(run: ViewedRun, kind: str, step: int, group: IndexedGroup) -> Document:
     own, rollouts, accuracy = group.of_group, group.of_rollouts, run.judge(kind)
+    scores, pair = given_scores(rollouts), None
+    if any(score is not None for score in scores):
+        pair = pair_of(scores, list(map(Likelihood.of, run.pages(kind, step).records(group.place))))
     members = [
         {
             "index": index,
@@ -122,50 +133,67 @@ def _history(run: ViewedRun, kind: str, step: int, group: IndexedGroup) -> Docum
             "text": head(rollouts["completion"][place], LONG_HEAD),
             "reward": _reward(rollouts, place),
             "right": is_right(rollouts["rewards"][place], rollouts["valid"][place], accuracy),
+            **({} if scores[place] is None else {"score": scores[place]}),
         }
         for place, index in enumerate(rollouts["index"])
     ]
     place = {"kind": kind, "step": step, "group": own["group"], "epoch": own["epoch"]}
-    return {**place, **_asked(own, LONG_HEAD), "members": members}
+    return {
+        **place,
+        **_asked(own, LONG_HEAD),
+        "members": members,
+        **({"pair": pair_entry(pair)} if pair else {}),
+    }
 
 
 def evaluations_document(run: ViewedRun, name: str = "") -> Document:
-    """Each prompt's result over the evaluations: the mean of what tells right from wrong, else of the reward.
+    """Each prompt's result over the evaluations: the mean of what tells right from wrong, else of the reward; of a pair
+    1 if the policy prefers the better answer (``preferences``), and then ``compared`` is true.
 
     Args:
         name: The evaluation set's; empty for one without a name.
     """
-    prompts, problems = dict[str, dict[str, Any]](), list[str]()
+    prompts, problems, compared = dict[str, dict[str, Any]](), list[str](), False
     pictured, blank = (f"{kind}.{name}" if name else kind for kind in ("evaluation", "blank"))
     for kind, key in ((pictured, "results"), (blank, "blank")):
         for step in run.files(kind):
             try:
-                results = _results(run, kind, step)
+                is_pairs, results = _results(run, kind, step)
             except DataError as error:
                 problems.append(str(error))
                 continue
+            compared |= is_pairs
             for prompt_id, answer, result in results:
                 new: dict[str, Any] = {"prompt_id": prompt_id, "answer": answer, "results": {}, "blank": {}}
                 prompts.setdefault(prompt_id, new)[key][str(step)] = result
     steps, blanks = list(run.files(pictured)), list(run.files(blank))
     document: Document = {"steps": steps, "blanks": blanks, "prompts": list(prompts.values())}
+    document |= {"compared": True} if compared else {}
     return document | ({"problem": "; ".join(problems)} if problems else {})
 
 
-def _results(run: ViewedRun, kind: str, step: int) -> list[tuple[str, Any, float | None]]:
-    fields, accuracy = (("prompt_id", "answer"), ("reward", "rewards", "valid")), run.judge(kind)
+def _results(run: ViewedRun, kind: str, step: int) -> tuple[bool, list[tuple[str, Any, float | None]]]:
+    """Whether candidates were compared, and each prompt's id, answer and result."""
+    fields = ("prompt_id", "answer"), ("reward", "rewards", "valid", "weight_version")
+    accuracy = run.judge(kind)
 
-    def read() -> list[tuple[str, Any, float | None]]:
-        found = []
-        for group in run.pages(kind, step).index(*fields):
-            columns = [group.of_rollouts[name] for name in fields[1]]
-            scores = [(rewards or {}).get(accuracy, reward) for reward, rewards, valid in zip(*columns, strict=True)]
-            known = [score for score, valid in zip(scores, columns[2], strict=True) if valid and score is not None]
-            mean = float(np.mean(known)) if known else None
-            found.append((group.of_group["prompt_id"], group.of_group["answer"], mean))
-        return found
+    def read() -> tuple[bool, list[tuple[str, Any, float | None]]]:
+        pages = run.pages(kind, step)
+        groups = list(pages.index(*fields))
+        compared = any(score is not None for group in groups for score in given_scores(group.of_rollouts))
+        found = preferences(pages) if compared else [_mean(group.of_rollouts, accuracy) for group in groups]
+        asked = [(group.of_group["prompt_id"], group.of_group["answer"]) for group in groups]
+        return compared, [(*each, result) for each, result in zip(asked, found, strict=True)]
 
     return run.kept(("results", kind), run.file(kind, step), read)
+
+
+def _mean(rollouts: Mapping[str, Sequence[Any]], accuracy: str | None) -> float | None:
+    """The mean of what tells right from wrong over a group's rollouts, else of the reward."""
+    columns = [rollouts[name] for name in ("reward", "rewards", "valid")]
+    scores = [(rewards or {}).get(accuracy, reward) for reward, rewards, _ in zip(*columns, strict=True)]
+    known = [score for score, valid in zip(scores, columns[2], strict=True) if valid and score is not None]
+    return float(np.mean(known)) if known else None
 
 
 def is_right(rewards: Mapping[str, float | None] | None, valid: bool, accuracy: str | None) -> bool | None:
@@ -209,6 +237,7 @@ def _group_entry(kind: str, found: IndexedGroup) -> Document:
     trained = bool(own.get("trained", own["kept"]))
     return {
         **{name: own[name] for name in ("group", "prompt_id", "source", "kept")},
+        **({"given": True} if is_given else {}),
         "epoch": own.get("epoch") or 0,
         "trained": trained,
         "why": why(kind, bool(own["kept"]), trained, rewards, is_given),
@@ -251,6 +280,7 @@ def _columns(rollouts: Mapping[str, Sequence[Any]], accuracy: str | None) -> dic
             for rewards, valid in zip(rollouts["rewards"], rollouts["valid"], strict=True)
         ],
         "text": [head(each) for each in rollouts["completion"]],
+        "score": given_scores(rollouts),
     }
 
 

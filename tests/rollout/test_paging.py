@@ -122,3 +122,19 @@ def test_a_run_gives_the_groups_of_its_steps(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no record of step 4") as caught:
         Run(tmp_path).groups(4)
     assert caught.value.possible == "3" and recorded_steps(tmp_path)[3].exists()
+
+
+def test_sums_of_token_columns_are_over_what_the_policy_wrote(file: Path) -> None:
+    names = ("sampler_logprobs", "learner_logprobs", "reference_logprobs")
+    found = list(GroupPages(file).sums(names))
+    whole = by_group(file)
+    assert len(found) == len(whole)
+    for sums, members in zip(found, whole, strict=True):
+        for name in names:
+            for value, each in zip(sums[name], members, strict=True):
+                mask, numbers = each["mask"], each[name]
+                known = any(mask) and len(numbers) == len(mask)
+                expected = sum(number for number, own in zip(numbers, mask, strict=True) if own) if known else None
+                assert value == (None if expected is None else pytest.approx(expected)), name
+    assert any(value is not None for sums in found for value in sums["learner_logprobs"])
+    assert any(None in sums["learner_logprobs"] for sums in found), "of what was in no loss"

@@ -99,7 +99,7 @@ def make_run(folder: Path, *, live: bool = False) -> Path:
     for step in (0, *STEPS):
         directory.append_metrics(step, _metrics(step))
     _record(directory, media, 1)
-    Checkpoints(directory.checkpoints).write(1, _fill)
+    Checkpoints(directory.checkpoints).write(1, fill)
     directory.event("dropped", prompt="shapes/99", reason="the image has no pixels")
     directory.end_attempt(10, "stopped by SIGTERM")
     directory.begin_attempt(1, command=["mmrl", "train", "shapes.yaml"], changes=["learner.lr: 0.01 -> 0.001"])
@@ -117,7 +117,8 @@ def make_run(folder: Path, *, live: bool = False) -> Path:
     return folder
 
 
-def _fill(folder: Path) -> None:
+def fill(folder: Path) -> None:
+    """Fill the folder of a checkpoint with what the viewer reads of it."""
     for name in ("model", "state"):
         (folder / name).mkdir()
     tokenizer().save(str(folder / "model" / "tokenizer.json"))
@@ -151,8 +152,8 @@ def _evaluate(directory: RunDirectory, media: MediaStore, step: int) -> None:
     """The same questions, with pictures and with blank ones."""
     folder = directory.path / "evaluations"
     folder.mkdir(exist_ok=True)
-    seen = [_scored(_prompt(media, n, 0), ["red", "red"], [1.0 if n <= step else 0.0] * 2) for n in range(3)]
-    blank = [_scored(_prompt(media, n, 0, blank=True), ["grey", "red"], [0.0, float(n == 0)]) for n in range(3)]
+    seen = [_scored(prompt_of(media, n, 0), ["red", "red"], [1.0 if n <= step else 0.0] * 2) for n in range(3)]
+    blank = [_scored(prompt_of(media, n, 0, blank=True), ["grey", "red"], [0.0, float(n == 0)]) for n in range(3)]
     for name, some in (("step", seen), ("blank", blank)):
         with (folder / f"{name}-{step:06d}.parquet").open("wb") as file:
             write_groups(file, map(_untrained, some), {}, Redactor())
@@ -162,10 +163,10 @@ def groups(media: MediaStore, step: int) -> list[CreditedGroup]:
     """A mixed group, a hostile one, one without signal, one that was rejected, and one of episodes."""
     epoch = step - 1
     texts = ["the circle is red", "I look at the square. It is blue, so the answer is blue.", "数学 🙂 red", "red"]
-    mixed = _scored(_prompt(media, 0, epoch), texts, [1.2, 0.0, 1.2, 1.0], greedy="the circle is blue")
-    hostile = _scored(_prompt(media, 1, epoch, text=HOSTILE), [HOSTILE, "", "red " * 40, "blue"], [0, 1, 0, 0.2])
-    same = _scored(_prompt(media, 2, epoch), ["green"] * SIZE, [0.0] * SIZE)
-    rejected = replace(_scored(_prompt(media, 3, epoch), ["red"] * SIZE, [1.0] * SIZE), kept=False)
+    mixed = _scored(prompt_of(media, 0, epoch), texts, [1.2, 0.0, 1.2, 1.0], greedy="the circle is blue")
+    hostile = _scored(prompt_of(media, 1, epoch, text=HOSTILE), [HOSTILE, "", "red " * 40, "blue"], [0, 1, 0, 0.2])
+    same = _scored(prompt_of(media, 2, epoch), ["green"] * SIZE, [0.0] * SIZE)
+    rejected = replace(_scored(prompt_of(media, 3, epoch), ["red"] * SIZE, [1.0] * SIZE), kept=False)
     return [
         _trained(mixed, step),
         _trained(hostile, step),
@@ -175,7 +176,8 @@ def groups(media: MediaStore, step: int) -> list[CreditedGroup]:
     ]
 
 
-def _prompt(media: MediaStore, number: int, epoch: int, *, text: str = "", blank: bool = False) -> EncodedPrompt:
+def prompt_of(media: MediaStore, number: int, epoch: int, *, text: str = "", blank: bool = False) -> EncodedPrompt:
+    """A prompt with a picture or two; each number has others."""
     question = text or f"What colour is shape {number}?"
     pictures = tuple(picture(media, number + 10 * other) for other in range(2 if number == 0 else 1))
     if blank:
@@ -248,7 +250,7 @@ def _rollout(prompt: EncodedPrompt, index: int, text: str) -> Rollout:
 
 def episodes(media: MediaStore, epoch: int) -> ScoredGroup:
     """Episodes of two and three turns with pictures and calls, and one whose environment failed at once."""
-    prompt = _prompt(media, 4, epoch, text="Walk to the goal.")
+    prompt = prompt_of(media, 4, epoch, text="Walk to the goal.")
     played = [_episode(media, prompt, 0, 3), _episode(media, prompt, 1, 2)]
     failed = Rollout(
         prompt=prompt,

@@ -128,7 +128,7 @@ def test_no_text_of_a_run_leaves_the_data(whole: Opened) -> None:
 def test_it_is_no_larger_than_it_may_be_and_says_what_it_leaves_out(run: Path, whole: Opened) -> None:
     size = len(whole.text.encode())
     sizes, held = [], []
-    for limit in np.linspace(0.62, 1.05, 12):
+    for limit in np.linspace(0.66, 1.05, 12):
         report = make_report([run], max_mb=size * limit / 1e6)
         text = report.html()
         sizes.append(len(text.encode()) / (size * limit))

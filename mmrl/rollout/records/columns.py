@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mmrl.errors import DataError
+from mmrl.rollout.records.pairs import own_sum
 from mmrl.rollout.records.unknown import tell_unknown
 from mmrl.token_columns import COLUMNS, MISMATCHED_COLUMNS, VIEW_COLUMNS, TokenColumn
 
@@ -341,6 +342,18 @@ def rollout_fields(table: pa.Table, names: Sequence[str]) -> tuple[list[int], di
     known = {field.name for field in members.type}
     nothing = [None] * len(members)
     return offsets, {name: _field(name, members.field(name)) if name in known else nothing for name in names}
+
+
+def rollout_sums(table: pa.Table, names: Sequence[str]) -> tuple[list[int], dict[str, list[float | None]]]:
+    """Where each group's rollouts begin, and end; and the sums of these token columns over the policy's tokens.
+
+    None where there is not a number for each token.
+    """
+    rollouts = table["rollouts"].combine_chunks()
+    members = rollouts.values
+    known, masks = {field.name for field in members.type}, _split(members.field("mask"))
+    columns = {name: _split(members.field(name)) if name in known else [None] * len(members) for name in names}
+    return rollouts.offsets.to_pylist(), {name: list(map(own_sum, each, masks)) for name, each in columns.items()}
 
 
 def _field(name: str, values: pa.Array) -> list[Any]:

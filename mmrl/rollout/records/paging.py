@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmrl.errors import DataError
+from mmrl.rollout.records.pairs import own_sum
 from mmrl.rollout.records.reading import PARQUET, RecordedRollout, damage, media_of, parsed
 
 if TYPE_CHECKING:
@@ -85,6 +86,21 @@ class GroupPages:
         with damage(str(self._file)):
             return [parsed(record, media_of(self._file), str(self._file)) for record in records]
 
+    def sums(self, columns: Sequence[str]) -> Iterator[Mapping[str, Sequence[float | None]]]:
+        """The sums of token columns over the tokens that the policy wrote, of each rollout, group by group.
+
+        None where a rollout has no such numbers.
+
+        Args:
+            columns: With one number for each token, such as ``learner_logprobs``.
+
+        Raises:
+            DataError: As ``index``.
+        """
+        with self._reading():
+            is_parquet = self._file.suffix == f".{PARQUET}"
+            yield from self._summed_columns(columns) if is_parquet else self._summed_lines(columns)
+
     def records(self, place: Place) -> list[dict[str, Any]]:
         """The records of the group at this place, as ``read_lines`` has them but with arrays.
 
@@ -128,7 +144,31 @@ class GroupPages:
                 table = parquet.read_row_group(number, columns=columns, use_threads=False)
                 yield from _indexed(table, (number, 0), of_group, of_rollouts)
 
+    def _summed_columns(self, names: Sequence[str]) -> Iterator[Mapping[str, Sequence[float | None]]]:
+        from mmrl.rollout.records.columns import opened, rollout_sums
+
+        columns = [f"rollouts.list.element.{name}" for name in ("mask", *names)]
+        with opened(self._file) as parquet:
+            for number in range(parquet.num_row_groups):
+                table = parquet.read_row_group(number, columns=columns, use_threads=False)
+                offsets, sums = rollout_sums(table, names)
+                for first, end in pairwise(offsets):
+                    yield {name: values[first:end] for name, values in sums.items()}
+
     def _indexed_lines(self, of_group: Sequence[str], of_rollouts: Sequence[str]) -> Iterator[IndexedGroup]:
+        for start, members in self._line_groups():
+            yield _of_lines(start, members, of_group, of_rollouts)
+
+    def _summed_lines(self, names: Sequence[str]) -> Iterator[Mapping[str, Sequence[float | None]]]:
+        for _, members in self._line_groups():
+            masks = [np.asarray(each["mask"], np.bool_) for each in members]
+            yield {
+                name: [own_sum(each.get(name), mask) for each, mask in zip(members, masks, strict=True)]
+                for name in names
+            }
+
+    def _line_groups(self) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+        """Where each group of a file of lines begins, and its records."""
         from mmrl.rollout.records.columns import known_part
 
         start = offset = 0
@@ -139,12 +179,12 @@ class GroupPages:
                     break  # half a line, of a process that writes
                 record = known_part(json.loads(line), self._file)
                 if members and record.get("group") != members[0].get("group"):
-                    yield _of_lines(start, members, of_group, of_rollouts)
+                    yield start, members
                     start, members = offset, []
                 members.append(record)
                 offset += len(line)
         if members:
-            yield _of_lines(start, members, of_group, of_rollouts)
+            yield start, members
 
 
 def _columns(of_group: Sequence[str], of_rollouts: Sequence[str]) -> list[str]:

@@ -62,6 +62,7 @@ const STEP_KEYS = [
   "finish",
   "state",
   "right",
+  "order",
   "who",
   "rmin",
   "rmax",

@@ -172,14 +172,14 @@ function binsOfFew(values, distinct) {
 }
 
 /** Points that fall on the same few pixels are one circle, so that ten thousand are drawn at once. */
-export function scatter({ title, xTitle, yTitle, points, picked, height = 280 }) {
+export function scatter({ title, xTitle, yTitle, points, picked, unit = "rollout", height = 280 }) {
   const box = el("div", { class: "chart", vars: { "--height": `${height}px` } });
-  lazily(box, (width) => box.replaceChildren(drawScatter(width, { title, xTitle, yTitle, points, picked, height })));
-  const names = quiet(`across: ${xTitle}; upwards: ${yTitle}; larger circles are several rollouts`);
+  lazily(box, (width) => box.replaceChildren(drawScatter(width, { title, xTitle, yTitle, points, picked, unit, height })));
+  const names = quiet(`across: ${xTitle}; upwards: ${yTitle}; larger circles are several ${unit}s`);
   return el("figure", { class: "plot wide" }, el("figcaption", {}, title), box, names);
 }
 
-function drawScatter(width, { title, xTitle, yTitle, points, picked, height }) {
+function drawScatter(width, { title, xTitle, yTitle, points, picked, unit, height }) {
   const frame = frameOf(width, height);
   const xs = roomy(extent(points.map(({ x }) => x)));
   const ys = roomy(extent(points.map(({ y }) => y)));
@@ -190,11 +190,11 @@ function drawScatter(width, { title, xTitle, yTitle, points, picked, height }) {
     const key = `${Math.round(x(each.x) / 6)},${Math.round(y(each.y) / 6)}`;
     cells.set(key, [...(cells.get(key) ?? []), each]);
   }
-  const picture = canvas(frame, `${title}: ${counted(points.length, "rollout")}, ${xTitle} across, ${yTitle} upwards`);
+  const picture = canvas(frame, `${title}: ${counted(points.length, unit)}, ${xTitle} across, ${yTitle} upwards`);
   picture.append(axes(frame, x, y, ticks(...xs, width / 90), ticks(...ys, 5)));
   for (const some of cells.values()) {
     const at = { cx: x(some[0].x), cy: y(some[0].y), r: Math.min(2.5 + Math.sqrt(some.length - 1), 9) };
-    const text = `${xTitle} ${number(some[0].x)}, ${yTitle} ${number(some[0].y)}: ${counted(some.length, "rollout")}`;
+    const text = `${xTitle} ${number(some[0].x)}, ${yTitle} ${number(some[0].y)}: ${counted(some.length, unit)}`;
     const heard = picked ? { click: () => picked(some[0]) } : {};
     picture.append(svg("circle", { class: `point ${some[0].kind ?? ""}`, ...at, on: heard }, svg("title", {}, text)));
   }

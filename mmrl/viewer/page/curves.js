@@ -11,6 +11,8 @@ const FEW_RUNS = 8;
 const FEW_ALARMS = 5;
 const SECTIONS = [
   "eval",
+  "eval_blank",
+  "preference",
   "reward",
   "group",
   "advantage",
@@ -20,6 +22,7 @@ const SECTIONS = [
   "value",
   "episode",
   "mismatch",
+  "data",
   "other",
   "perf",
 ];

@@ -8,14 +8,22 @@ import { lineChart } from "./lines.js";
 import { PAGE_ROWS, ordered, pager, table } from "./tables.js";
 import { counted, known, mean, number, plain, textOf, valueText } from "./text.js";
 
-const CHANGES = {
-  "": ["all", () => true],
-  learned: ["wrong at first, right at last", ({ first, last }) => first < 0.5 && last >= 0.5],
-  lost: ["right at first, wrong at last", ({ first, last }) => first >= 0.5 && last < 0.5],
-  never: ["never right", ({ values }) => values.every((value) => value < 0.5)],
-  blind: ["right without its picture", ({ blanks }) => blanks.at(-1) >= 0.5],
-  needs: ["right with its picture only", ({ last, blanks }) => last >= 0.5 && blanks.length > 0 && blanks.at(-1) < 0.5],
-};
+/** Changes that prompts are chosen by; what is at least `right` is right. Of a comparison 0.5 is a tie, and not. */
+function changesOf({ compared }) {
+  const right = compared ? 1 : 0.5;
+  const wrong = compared ? "not right" : "wrong";
+  return {
+    "": ["all", () => true],
+    learned: [`${wrong} at first, right at last`, ({ first, last }) => first < right && last >= right],
+    lost: [`right at first, ${wrong} at last`, ({ first, last }) => first >= right && last < right],
+    never: ["never right", ({ values }) => values.every((value) => value < right)],
+    blind: ["right without its picture", ({ blanks }) => blanks.at(-1) >= right],
+    needs: [
+      "right with its picture only",
+      ({ last, blanks }) => last >= right && blanks.length > 0 && blanks.at(-1) < right,
+    ],
+  };
+}
 
 export async function evaluationsPage(run) {
   const info = await load(`run/${run}`);
@@ -36,7 +44,12 @@ export async function evaluationsPage(run) {
   }
   const view = { run, doc, set, sets, prompts: doc.prompts.map((prompt) => resultsOf(doc, prompt)), body: el("div") };
   drawEvaluations(view);
-  return { ...page, node: [heading("Evaluations"), evaluationChart(view), evaluationTools(view), view.body] };
+  const unknown = doc.compared && view.prompts.every(({ values, blanks }) => !values.length && !blanks.length);
+  const words =
+    "The answers to these prompts are given, and which of two the policy prefers is not known: each prompt has one " +
+    "answer, or no log-probs are recorded.";
+  const chart = unknown ? quiet(words) : evaluationChart(view);
+  return { ...page, node: [heading("Evaluations"), chart, evaluationTools(view), view.body] };
 }
 
 /** The evaluation sets of a run; the name of one may be empty. */
@@ -63,7 +76,7 @@ function evaluationChart({ run, doc, set }) {
     steps
       .map((step) => [step, mean(known(doc.prompts.map((prompt) => prompt[key]?.[step])))])
       .filter(([, value]) => value !== null);
-  const having = (key) => doc.prompts.filter((prompt) => Object.keys(prompt[key] ?? {}).length).length;
+  const having = (key) => doc.prompts.filter((prompt) => known(Object.values(prompt[key] ?? {})).length).length;
   const blanks = having("blank");
   const series = [
     { name: "with pictures", index: 0, points: points(doc.steps, "results") },
@@ -75,7 +88,7 @@ function evaluationChart({ run, doc, set }) {
     go(address(stepPath(run, kind, step)));
   };
   const chart = lineChart({
-    label: "mean result of the prompts",
+    label: doc.compared ? "share of pairs in the right order" : "mean result of the prompts",
     height: 220,
     range: [0, last],
     series,
@@ -88,8 +101,10 @@ function evaluationChart({ run, doc, set }) {
     el(
       "h3",
       {},
-      `mean result of ${counted(having("results"), "prompt")}`,
-      blanks ? `, and of ${counted(blanks, "prompt")} with blank pictures` : "",
+      doc.compared
+        ? `share of ${counted(having("results"), "pair")} whose chosen answer the policy prefers`
+        : `mean result of ${counted(having("results"), "prompt")}`,
+      blanks ? `, and of ${counted(blanks, doc.compared ? "pair" : "prompt")} with blank pictures` : "",
     ),
     chart.node,
   );
@@ -110,7 +125,7 @@ function evaluationTools(view) {
     "input",
     later(() => changed("q")(search.value), 200),
   );
-  const options = Object.entries(CHANGES).map(([key, [title, test]]) => [
+  const options = Object.entries(changesOf(view.doc)).map(([key, [title, test]]) => [
     key,
     `${title} (${view.prompts.filter(test).length})`,
   ]);
@@ -132,7 +147,8 @@ function evaluationTools(view) {
 }
 
 function drawEvaluations(view) {
-  const [, test] = CHANGES[Object.hasOwn(CHANGES, wanted("which")) ? wanted("which") : ""];
+  const changes = changesOf(view.doc);
+  const [, test] = changes[Object.hasOwn(changes, wanted("which")) ? wanted("which") : ""];
   const text = wanted("q").toLowerCase();
   const isFound = (prompt) => `${textOf(prompt.prompt_id)} ${valueText(prompt.answer)}`.toLowerCase().includes(text);
   const columns = evaluationColumns(view);
@@ -141,8 +157,8 @@ function drawEvaluations(view) {
     columns,
     wanted("sort"),
   );
-  const again = (changes) => {
-    note(changes);
+  const again = (values) => {
+    note(values);
     drawEvaluations(view);
   };
   const page = Math.max(0, Math.min(Number(wanted("page", "0")) || 0, Math.ceil(rows.length / PAGE_ROWS) - 1));
@@ -173,7 +189,7 @@ function evaluationColumns({ run, doc }) {
     isNumber: true,
     class: "result",
     value: (prompt) => prompt[steps]?.[each] ?? null,
-    cell: (prompt) => resultCell(prompt[steps]?.[each]),
+    cell: (prompt) => resultCell(prompt[steps]?.[each], doc.compared),
   });
   return [
     {
@@ -182,7 +198,12 @@ function evaluationColumns({ run, doc }) {
       value: (prompt) => prompt.prompt_id,
       cell: (prompt) => link(promptAddress(run, prompt.prompt_id), { class: "id" }, inLine(prompt.prompt_id)),
     },
-    { key: "answer", title: "reference answer", class: "short", cell: (prompt) => inLine(valueText(prompt.answer)) },
+    doc.prompts.some(({ answer }) => answer !== null) && {
+      key: "answer",
+      title: "reference answer",
+      class: "short",
+      cell: (prompt) => inLine(valueText(prompt.answer)),
+    },
     {
       key: "change",
       title: "change",
@@ -192,16 +213,16 @@ function evaluationColumns({ run, doc }) {
     },
     ...doc.steps.map((each) => step("step", `step ${each}`, each, "results")),
     ...doc.blanks.map((each) => step("blank", [`blank ${each}`], each, "blank")),
-  ];
+  ].filter(Boolean);
 }
 
 function signed(value) {
   return value === null ? "–" : `${value > 0 ? "+" : ""}${number(value, 3)}`;
 }
 
-function resultCell(value) {
+function resultCell(value, isCompared) {
   if (typeof value !== "number") return el("span", { class: "quiet" }, "–");
-  const text = value === 1 ? "✓" : value === 0 ? "✗" : number(value, 2);
+  const text = value === 1 ? "✓" : value === 0 ? "✗" : isCompared && value === 0.5 ? "=" : number(value, 2);
   return el(
     "span",
     { class: "cell", title: number(value), vars: { "--share": Math.min(Math.max(value, 0), 1).toFixed(3) } },

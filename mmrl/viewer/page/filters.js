@@ -2,6 +2,7 @@
 
 import { encoded, stepPath, wanted } from "./addresses.js";
 import { inReport, load, report } from "./documents.js";
+import { orderOf } from "./members.js";
 import { textOf } from "./text.js";
 
 /** A test of a row by the address; `found` has the rows with the text that is searched. */
@@ -26,11 +27,22 @@ function matcher({ doc }, found) {
       is("state", stateOf(group)) &&
       is("source", textOf(group.source)) &&
       is("right", right(rows.right[row])) &&
+      is("order", orderOf(group.pair?.preferred)) &&
       is("who", rows.greedy[row] ? "greedy" : "sampled") &&
-      within(rows.reward[row], rmin, rmax) &&
+      within(worthIn(rows, row), rmin, rmax) &&
       within(rows.length[row], lmin, lmax)
     );
   };
+}
+
+/** The reward of a rollout, or the score that the dataset gives a candidate. */
+export function worthIn({ reward, score }, row) {
+  return score?.[row] ?? reward[row];
+}
+
+/** True if the dataset gives all completions of a step: there are no rewards. */
+export function areGiven({ groups }) {
+  return groups.length > 0 && groups.every((group) => group.given);
 }
 
 /** The rows that the address asks for. */

@@ -136,7 +136,7 @@ export async function drawBar() {
       ? []
       : [
           to("curves", "Curves"),
-          to("rollouts", "Rollouts", "step", "evaluation/", "evaluation.", "blank", "prompt"),
+          to("rollouts", "Rollouts", "step", "evaluation/", "evaluation\\.", "blank", "prompt"),
           to("evaluations", "Evaluations"),
           to("about", "About"),
         ];

@@ -30,11 +30,12 @@ import { episodeNode } from "./episodes.js";
 import { matchingRows, stateOf } from "./filters.js";
 import { problemPage } from "./frame.js";
 import { picture, pictureRow } from "./images.js";
-import { countOf, keyOf, lengthOf, memberName } from "./members.js";
+import { countOf, isGiven, keyOf, lengthOf, memberName, worthOf } from "./members.js";
+import { pairSection, redrawPair } from "./pair.js";
 import { membersByGroup, stepBar, stepChanged, stepTargets, titleOf } from "./step.js";
 import { endTag, groupColumns, groupsOf, rolloutColumns } from "./step_tables.js";
 import { facts, ordered, table } from "./tables.js";
-import { counted, distinct, distinctInOrder, known, mean, number, plain, valueText } from "./text.js";
+import { capitalized, counted, distinct, distinctInOrder, known, mean, number, plain, valueText } from "./text.js";
 import { tokensNode } from "./tokens.js";
 
 export async function groupPage(run, kind, step, group) {
@@ -57,6 +58,11 @@ export async function groupPage(run, kind, step, group) {
   view.ordered = groupOrder(view); // the step's table may be long to read: the group does not wait for it
   view.panel = el("div", { class: "member-panel" });
   view.cards = el("div", { class: "members" });
+  view.recolored = (value) => {
+    note({ color: value });
+    drawMembers(view);
+    redrawPair(view);
+  };
   drawMembers(view);
   return {
     ...ways,
@@ -66,13 +72,21 @@ export async function groupPage(run, kind, step, group) {
       bar,
       groupHead(view),
       groupPrompt(view),
-      rewardTable(view),
-      section("Completions", {}, view.cards),
-      view.panel,
+      completionNodes(view),
     ],
     groups: () => view.ordered.then(() => groupNeighbours(view)),
     update: async () => stepChanged(bar, await load(`run/${run}`), run, kind, step, ""),
   };
+}
+
+/** The pair, and each completion; a pair that the dataset gives is all that there is, so the rest is folded. */
+function completionNodes(view) {
+  const { members, pair } = view.details;
+  const each = [rewardTable(view), section("Completions", {}, view.cards), view.panel];
+  if (!pair?.compared) return [each[0], each[1], pairSection(view), each[2]];
+  if (members.length > 2) return [pairSection(view), each];
+  view.each = fold("group/each", "each by itself", false, each);
+  return [pairSection(view), view.each];
 }
 
 /** Find the step's groups as the table has them, and lead from one to the next. */
@@ -125,7 +139,12 @@ function groupHead(view) {
       ["prompt", link(promptAddress(view.run, details.prompt_id), { class: "id" }, inLine(details.prompt_id))],
       ["epoch", number(details.epoch)],
       ["source", details.source ? inLine(details.source) : null],
-      ["reference answer", el("span", { class: "reference-answer" }, inLine(valueText(details.answer)))],
+      [
+        "reference answer",
+        details.answer === null && details.members.every(isGiven)
+          ? null
+          : el("span", { class: "reference-answer" }, inLine(valueText(details.answer))),
+      ],
     ]),
     el("p", { class: `why ${stateOf(details)}` }, visible(details.why ?? "")),
   );
@@ -202,16 +221,22 @@ function rewardTable(view) {
   const names = (key) => distinct(members.flatMap((member) => Object.keys(member[key] ?? {})));
   const parts = names("rewards");
   const scored = names("components").filter((name) => !parts.includes(name));
+  const areGiven = members.every(isGiven);
   const hasAdvantage = members.some((member) => known(member.tokens?.advantage).length);
   const columns = [
     {
       key: "member",
-      title: "completion",
+      title: members.some(({ score }) => score !== undefined) ? "candidate" : "completion",
       class: "nowrap",
       cell: (member) =>
         link(() => addressWith({ member: keyOf(member) }), { "data-member": keyOf(member) }, memberName(member)),
     },
-    { key: "reward", title: "reward", isNumber: true, cell: (member) => el("b", {}, number(member.reward)) },
+    !areGiven && {
+      key: "reward",
+      title: "reward",
+      isNumber: true,
+      cell: (member) => el("b", {}, number(member.reward)),
+    },
     ...parts.map((name) => ({
       key: name,
       title: inLine(name),
@@ -231,16 +256,28 @@ function rewardTable(view) {
       cell: (member) => number(mean(known(member.tokens?.advantage)), 3),
     },
     { key: "length", title: "tokens", isNumber: true, cell: (member) => number(lengthOf(member)) },
-    {
+    members.some((member) => member.likelihood) && {
+      key: "policy",
+      title: "log-prob",
+      isNumber: true,
+      cell: (member) => number(member.likelihood?.policy),
+    },
+    members.some((member) => typeof member.likelihood?.log_ratio === "number") && {
+      key: "log_ratio",
+      title: "log-ratio",
+      isNumber: true,
+      cell: (member) => number(member.likelihood?.log_ratio),
+    },
+    !areGiven && {
       key: "end",
       title: "end",
       cell: (member) => endTag(member.finish_reason, member.finish_reason === "length", member.valid),
     },
-    {
+    !areGiven && {
       key: "version",
       title: "weights",
       isNumber: true,
-      cell: (member) => (member.weight_version < 0 ? "given" : number(member.weight_version)),
+      cell: (member) => number(member.weight_version),
     },
     members.some((member) => member.failure) && {
       key: "failure",
@@ -252,9 +289,14 @@ function rewardTable(view) {
   view.rewards_ = el(
     "div",
     {},
-    table({ caption: "Rewards of each completion", columns, rows: members, rowAttributes: marked }),
+    table({
+      caption: areGiven ? "Numbers of each completion" : "Rewards of each completion",
+      columns,
+      rows: members,
+      rowAttributes: marked,
+    }),
   );
-  return section("Rewards", {}, view.rewards_);
+  return section(areGiven ? "Given by the dataset" : "Rewards", {}, view.rewards_);
 }
 
 /** A component's value, and the answer that the reward read. */
@@ -281,6 +323,7 @@ function drawMembers(view) {
 
 export function chooseMember(view, key) {
   note({ member: key });
+  if (view.each) view.each.open = true;
   drawMembers(view);
   for (const row of view.rewards_.querySelectorAll("tbody tr")) {
     row.classList.toggle("chosen", row.querySelector("a")?.dataset.member === key);
@@ -291,9 +334,9 @@ function memberCard(view, member, isChosen) {
   const pressed = button(
     [
       el("b", {}, memberName(member)),
-      el("span", {}, `reward ${number(member.reward)}`),
+      el("span", {}, worthOf(member)),
       el("span", {}, counted(lengthOf(member) ?? 0, "token")),
-      endTag(member.finish_reason, member.finish_reason === "length", member.valid),
+      isGiven(member) ? "" : endTag(member.finish_reason, member.finish_reason === "length", member.valid),
       member.view ? el("span", { class: "tag" }, `from view ${plain(member.view)}`) : "",
     ],
     () => chooseMember(view, keyOf(member)),
@@ -329,8 +372,7 @@ function completionText(member, attributes) {
   return el("div", { ...attributes, dir: "ltr" }, turns);
 }
 
-// Each view of a completion: whether it has anything to show, and its node, which may ask for the panel to be drawn
-// anew. A later kind of record adds one.
+// Each view of a completion: whether it has anything to show, and its node. A later kind of record adds one.
 const MEMBER_VIEWS = {
   episode: { title: "Episode", has: (member) => member.episode?.length, node: episodeNode },
   tokens: { title: "Tokens", has: (member) => countOf(member), node: tokensNode },
@@ -338,7 +380,6 @@ const MEMBER_VIEWS = {
 };
 
 function memberPanel(view, member) {
-  const redraw = () => replace(view.panel, memberPanel(view, member));
   const names = Object.keys(MEMBER_VIEWS).filter((name) => MEMBER_VIEWS[name].has(member));
   const name = names.includes(wanted("view")) ? wanted("view") : names[0];
   const tabs = names.map((each) =>
@@ -346,7 +387,7 @@ function memberPanel(view, member) {
       MEMBER_VIEWS[each].title,
       () => {
         note({ view: each });
-        redraw();
+        replace(view.panel, memberPanel(view, member));
       },
       { "aria-pressed": String(each === name), "data-view": each },
     ),
@@ -354,12 +395,12 @@ function memberPanel(view, member) {
   const head = el(
     "div",
     { class: "panel-head" },
-    el("h2", {}, member.greedy ? "Greedy completion" : `Completion ${number(member.index)}`),
+    el("h2", {}, member.greedy ? "Greedy completion" : capitalized(memberName(member))),
     el("div", { class: "tabs" }, tabs),
   );
   return [
     head,
     member.failure ? el("p", { class: "problem" }, "Failed: ", visible(member.failure)) : "",
-    MEMBER_VIEWS[name].node(view, member, redraw),
+    MEMBER_VIEWS[name].node(view, member),
   ];
 }

@@ -1,5 +1,6 @@
 // A completion of a group: its key, name, lengths and turns.
 
+import { el } from "./elements.js";
 import { number, plain } from "./text.js";
 
 export function memberKey(index, greedy) {
@@ -11,7 +12,23 @@ export function keyOf(member) {
 }
 
 export function memberName(member) {
-  return member.greedy ? "greedy" : `completion ${number(member.index)}`;
+  return nameOfMember(member.index, member.greedy, member.score);
+}
+
+/** The name of a completion; one that the dataset gives with a score is a candidate. */
+export function nameOfMember(index, greedy, score) {
+  return greedy ? "greedy" : `${typeof score === "number" ? "candidate" : "completion"} ${number(index)}`;
+}
+
+/** True if the dataset gives it: nobody sampled it. */
+export function isGiven(member) {
+  return member.weight_version < 0;
+}
+
+/** The score of a candidate or the reward of a rollout, in words; empty for a demonstration. */
+export function worthOf(member) {
+  if (typeof member.score === "number") return `score ${number(member.score)}`;
+  return isGiven(member) ? "" : `reward ${number(member.reward)}`;
 }
 
 /** The tokens that the policy wrote. */
@@ -31,4 +48,16 @@ export function turnsOf(member) {
   if (member.tokens.turn) return member.tokens.turn;
   let turn = 0;
   return member.tokens.mask.map((isOwn, i, mask) => (isOwn && i && !mask[i - 1] ? ++turn : turn));
+}
+
+/** 1 where the policy prefers the better one of two, 0 the other one, 0.5 neither; "–" where it is not known. */
+export function preferenceTag(preferred, words) {
+  if (typeof preferred !== "number") return "–";
+  const [tone, sign, short] = { 1: ["right", "✓", "right"], 0: ["wrong", "✗", "wrong"] }[preferred] ?? ["", "=", "tie"];
+  return el("span", { class: `tag ${tone}` }, `${sign} ${words ?? short}`);
+}
+
+/** The word for a preference in addresses. */
+export function orderOf(preferred) {
+  return typeof preferred === "number" ? ({ 1: "right", 0: "wrong" }[preferred] ?? "tie") : "unknown";
 }

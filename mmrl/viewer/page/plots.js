@@ -5,8 +5,8 @@ import { binned, histogram, scatter } from "./charts.js";
 import { load } from "./documents.js";
 import { el, heading, quiet } from "./elements.js";
 import { memberKey } from "./members.js";
-import { sampledRows, stepBar, stepChanged, stepTargets, titleOf } from "./step.js";
-import { correlation, counted, known, mean, number } from "./text.js";
+import { membersByGroup, sampledRows, stepBar, stepChanged, stepTargets, titleOf } from "./step.js";
+import { correlation, counted, known, mean, number, percent } from "./text.js";
 
 export async function plotsPage(run, kind, step) {
   const [info, doc] = await Promise.all([load(`run/${run}`), load(stepPath(run, kind, step))]);
@@ -14,9 +14,13 @@ export async function plotsPage(run, kind, step) {
   const used = sampledRows(doc).filter((row) => rows.valid[row] !== false);
   const both = used.filter((row) => typeof rows.reward[row] === "number" && typeof rows.length[row] === "number");
   const bar = el("div", {}, stepBar(info, run, kind, step, "/plots"));
+  const view = { run, kind, step, doc };
+  const pairs = pairsOf(doc);
   const plots = both.length
-    ? stepPlots({ run, kind, step, doc }, both)
-    : quiet("No sampled rollout has a reward and a length.");
+    ? stepPlots(view, both)
+    : pairs.length
+      ? pairPlots(view, pairs)
+      : quiet("No sampled rollout has a reward and a length, and no pair of candidates has a margin.");
   return {
     title: `Plots of ${titleOf(kind, step).toLowerCase()}`,
     run,
@@ -69,6 +73,49 @@ function stepPlots(view, used) {
     stds.length
       ? histogram({ title: "Standard deviation of rewards within each group", bins: binned(stds), unit: "group" })
       : "",
+  );
+}
+
+/** Pairs of candidates with a margin: the group, the margin, and by how many tokens the chosen one is longer. */
+function pairsOf(doc) {
+  const { rows } = doc;
+  const members = membersByGroup(doc);
+  return doc.groups
+    .filter(({ pair }) => typeof pair?.margin === "number")
+    .map(({ group, pair }) => {
+      const [chosen, rejected] = [pair.chosen, pair.rejected].map((place) => rows.length[members.get(group)[place]]);
+      return { group, margin: pair.margin, longer: chosen - rejected };
+    });
+}
+
+/** The margins of pairs, and whether they go with length: a policy that only learns to prefer long answers shows here. */
+function pairPlots(view, pairs) {
+  const longer = pairs.map((pair) => pair.longer);
+  const margins = pairs.map((pair) => pair.margin);
+  const share = longer.filter((tokens) => tokens > 0).length / longer.length;
+  const together = correlation(longer, margins);
+  const points = pairs.map((pair) => ({ x: pair.longer, y: pair.margin, group: pair.group, kind: "" }));
+  return el(
+    "div",
+    { class: "plots" },
+    scatter({
+      title: "Margin against the difference of lengths",
+      xTitle: "tokens of the chosen answer, less those of the rejected one",
+      yTitle: "margin",
+      points,
+      picked: ({ group }) => go(groupAddress(view, group)),
+      unit: "pair",
+    }),
+    el(
+      "p",
+      { class: "wide" },
+      `The chosen answer is longer in ${percent(share)} of ${counted(pairs.length, "pair")}. `,
+      together === null
+        ? "Lengths or margins are all equal, so they have no correlation."
+        : `Margins and differences of lengths have a correlation of ${number(together, 3)}: near 1 the policy prefers what is longer.`,
+    ),
+    histogram({ title: "Margins", bins: binned(margins), unit: "pair" }),
+    together === null ? "" : histogram({ title: "Differences of lengths in tokens", bins: binned(longer), unit: "pair" }),
   );
 }
 

@@ -31,6 +31,7 @@ export async function occurrencesOf(run, id) {
         answer: group.answer,
         images: group.images,
         members: embeddedMembers(doc, group.group),
+        pair: group.pair,
       });
     }
   }
@@ -47,6 +48,7 @@ function embeddedMembers({ rows }, group) {
       text: rows.text[row],
       reward: rows.reward[row],
       right: rows.right[row],
+      ...(typeof rows.score?.[row] === "number" ? { score: rows.score[row] } : {}),
     }));
 }
 
@@ -96,20 +98,26 @@ export function askedNode(run, asked) {
       "div",
       { class: "messages" },
       textBlock(questionOf(asked)),
-      facts([["reference answer", inLine(valueText(asked.answer))]]),
+      asked.answer === null ? "" : facts([["reference answer", inLine(valueText(asked.answer))]]),
     ),
   );
 }
 
+/** What is compared over the steps: the margin of a pair, else the mean reward. */
+function resultOf({ pair, members }) {
+  return pair ? pair.margin : mean(known(members.map(({ reward }) => reward)));
+}
+
 function promptChart(run, occurrences) {
+  const arePairs = occurrences.some(({ pair }) => pair);
   const series = [...new Set([...Object.keys(KINDS), ...occurrences.map(({ kind }) => kind)])]
     .map((kind, index) => ({
       name: kindTitle(kind),
       index,
       points: occurrences
         .filter((each) => each.kind === kind)
-        .map((each) => [each.step, mean(known(each.members.map(({ reward }) => reward)))])
-        .filter(([, value]) => value !== null),
+        .map((each) => [each.step, resultOf(each)])
+        .filter(([, value]) => typeof value === "number"),
     }))
     .filter(({ points }) => points.length);
   const last = Math.max(1, ...occurrences.map(({ step }) => step));
@@ -120,18 +128,22 @@ function promptChart(run, occurrences) {
   return el(
     "article",
     { class: "card" },
-    el("h3", {}, "mean reward of its completions"),
-    lineChart({ label: "mean reward", height: 160, range: [0, last], series, picked }).node,
+    el("h3", {}, arePairs ? "margin of the chosen answer over the rejected one" : "mean reward of its completions"),
+    lineChart({ label: arePairs ? "margin" : "mean reward", height: 160, range: [0, last], series, picked }).node,
   );
 }
 
-export function occurrenceNode(run, { kind, step, group, epoch, members }) {
+export function occurrenceNode(run, { kind, step, group, epoch, members, pair }) {
   const to = (member) =>
     address(`${stepPath(run, kind, step)}/group/${group}`, { member: member ? keyOf(member) : "" });
   const columns = [
     { key: "member", title: "completion", class: "nowrap", cell: (member) => link(to(member), {}, memberName(member)) },
-    { key: "reward", title: "reward", isNumber: true, cell: (member) => number(member.reward) },
-    { key: "right", title: "answer", cell: (member) => rightTag(member.right) },
+    ...(members.some(({ score }) => score !== undefined)
+      ? [{ key: "score", title: "score", isNumber: true, cell: (member) => number(member.score) }]
+      : [
+          { key: "reward", title: "reward", isNumber: true, cell: (member) => number(member.reward) },
+          { key: "right", title: "answer", cell: (member) => rightTag(member.right) },
+        ]),
     {
       key: "text",
       title: "text",
@@ -144,7 +156,7 @@ export function occurrenceNode(run, { kind, step, group, epoch, members }) {
     el(
       "span",
       { class: "quiet" },
-      ` epoch ${epoch ?? "–"}, mean reward ${number(mean(known(members.map(({ reward }) => reward))), 3)}`,
+      ` epoch ${epoch ?? "–"}, ${pair ? "margin" : "mean reward"} ${number(resultOf({ pair, members }), 3)}`,
     ),
   ];
   return fold(

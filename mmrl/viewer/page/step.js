@@ -3,6 +3,7 @@
 import { address, filterQuery, go, groupAddress, note, place, stepPath, wanted } from "./addresses.js";
 import { load, report } from "./documents.js";
 import { arrow, button, checkbox, choice, control, el, heading, later, link, quiet, replace } from "./elements.js";
+import { areGiven } from "./filters.js";
 import { redrawn } from "./frame.js";
 import { kindTitle, kindsOf, nearest, recordedOf } from "./runs.js";
 import { drawStep } from "./step_tables.js";
@@ -136,9 +137,25 @@ function stepSummary({ doc }) {
   const sampled = used.length;
   const judged = known(of(rows.right, scored));
   const share = (flags) => percent(mean(flags.map(Number)));
-  return facts([
+  const pairs = groups.map((group) => group.pair).filter(Boolean);
+  const preferred = known(pairs.map((pair) => pair.preferred));
+  const length = number(mean(known(of(rows.length))));
+  const counts = [
     ["groups", number(groups.length)],
     ["trained on", number(groups.filter((group) => group.trained).length)],
+  ];
+  if (areGiven(doc)) {
+    return facts([
+      ...counts,
+      [rows.score ? "candidates" : "demonstrations", sampled.toLocaleString("en")],
+      ["length", length],
+      ["pairs", pairs.length ? number(pairs.length) : null],
+      ["chosen preferred", preferred.length ? percent(mean(preferred)) : null],
+      ["mean margin", preferred.length ? number(mean(known(pairs.map((pair) => pair.margin)))) : null],
+    ]);
+  }
+  return facts([
+    ...counts,
     ["rejected", number(groups.filter((group) => !group.kept).length)],
     [
       "rollouts",
@@ -146,7 +163,7 @@ function stepSummary({ doc }) {
     ],
     ["reward", number(mean(known(of(rows.reward, scored))))],
     ["right", judged.length ? share(judged) : null],
-    ["length", number(mean(known(of(rows.length))))],
+    ["length", length],
     ["truncated", share(of(rows.truncated))],
     ["unscored", scored.length < sampled ? number(sampled - scored.length) : null],
   ]);
@@ -199,6 +216,8 @@ function stepTools(view) {
   );
   const hasGreedy = doc.rows.greedy.includes(true);
   const isJudged = doc.rows.right.some((right) => right !== null);
+  const worth = doc.rows.score ? "score" : "reward";
+  const hasWorth = doc.rows.score || !areGiven(doc);
   return el(
     "div",
     { class: "tools", role: "search" },
@@ -225,21 +244,29 @@ function stepTools(view) {
         ["no", "wrong"],
         ["unknown", "not judged"],
       ]),
-    pick("finish", "end", [["truncated", "truncated"], ...distinct(doc.rows.finish_reason)]),
+    doc.groups.some((group) => group.pair) &&
+      pick("order", "preference", [
+        ["right", "right"],
+        ["wrong", "wrong"],
+        ["tie", "tie"],
+        ["unknown", "not known"],
+      ]),
+    !areGiven(doc) && pick("finish", "end", [["truncated", "truncated"], ...distinct(doc.rows.finish_reason)]),
     pick("source", "source", distinct(doc.groups.map((group) => group.source))),
     hasGreedy &&
       pick("who", "who", [
         ["sampled", "sampled"],
         ["greedy", "greedy"],
       ]),
-    el(
-      "fieldset",
-      { class: "range" },
-      el("legend", {}, "reward"),
-      bound("rmin", "least reward"),
-      "–",
-      bound("rmax", "most reward"),
-    ),
+    hasWorth &&
+      el(
+        "fieldset",
+        { class: "range" },
+        el("legend", {}, worth),
+        bound("rmin", `least ${worth}`),
+        "–",
+        bound("rmax", `most ${worth}`),
+      ),
     el(
       "fieldset",
       { class: "range" },

@@ -3,9 +3,9 @@
 import { groupAddress, note, promptAddress, wanted } from "./addresses.js";
 import { Problem } from "./documents.js";
 import { el, inLine, link, problemNode, quiet, replace } from "./elements.js";
-import { matchingRows, stateOf } from "./filters.js";
+import { areGiven, matchingRows, stateOf, worthIn } from "./filters.js";
 import { picture } from "./images.js";
-import { memberKey } from "./members.js";
+import { memberKey, nameOfMember, preferenceTag } from "./members.js";
 import { PAGE_ROWS, ordered, pager, table } from "./tables.js";
 import { counted, distinct, distinctInOrder, extent, known, mean, number, plain, textOf, valueText } from "./text.js";
 
@@ -78,6 +78,9 @@ export function groupColumns(view, rows) {
   const length = averages("length");
   const isMixed = distinct(view.doc.groups.map((group) => group.source)).length > 1;
   const hasImages = view.doc.groups.some((group) => group.images?.length);
+  const hasRewards = !areGiven(view.doc);
+  const hasAnswers = hasRewards || view.doc.groups.some((group) => group.answer !== null);
+  const hasPairs = view.doc.groups.some((group) => group.pair);
   return [
     {
       key: "group",
@@ -105,15 +108,33 @@ export function groupColumns(view, rows) {
       class: "long",
       cell: (group) => link(groupAddress(view, group.group), { class: "head" }, inLine(questionOf(group))),
     },
-    { key: "answer", title: "reference answer", class: "short", cell: (group) => inLine(valueText(group.answer)) },
-    {
+    hasAnswers && {
+      key: "answer",
+      title: "reference answer",
+      class: "short",
+      cell: (group) => inLine(valueText(group.answer)),
+    },
+    hasPairs && {
+      key: "order",
+      title: "preference",
+      value: (group) => group.pair?.preferred ?? null,
+      cell: (group) => preferenceTag(group.pair?.preferred),
+    },
+    hasPairs && {
+      key: "margin",
+      title: "margin",
+      isNumber: true,
+      value: (group) => group.pair?.margin ?? null,
+      cell: (group) => number(group.pair?.margin, 3),
+    },
+    hasRewards && {
       key: "reward",
       title: "reward",
       isNumber: true,
       value: (group) => group.reward_mean,
       cell: (group) => number(group.reward_mean, 3),
     },
-    {
+    hasRewards && {
       key: "std",
       title: "std",
       isNumber: true,
@@ -121,7 +142,7 @@ export function groupColumns(view, rows) {
       cell: (group) => number(group.reward_std, 3),
     },
     { key: "length", title: "length", isNumber: true, value: length, cell: (group) => number(length(group), 3) },
-    { key: "members", title: "completions", cell: (group) => memberSquares(view, group, chosen) },
+    { key: "members", title: view.doc.rows.score ? "candidates" : "completions", cell: (group) => memberSquares(view, group, chosen) },
     {
       key: "state",
       title: "state",
@@ -151,13 +172,19 @@ function thumbnails(run, images) {
   );
 }
 
-/** A square for each completion, filled by its reward; those that the filter leaves out are pale. */
+/** A square for each completion, filled by its reward or score; those that the filter leaves out are pale. */
 function memberSquares(view, group, chosen) {
   const { rows } = view.doc;
-  const [least, greatest] = (view.rewards ??= extent(known(rows.reward)));
+  const [least, greatest] = (view.rewards ??= extent(known(rows.group.map((_, row) => worthIn(rows, row)))));
   const squares = view.members.get(group.group).map((row) => {
-    const name = rows.greedy[row] ? "greedy" : `completion ${number(rows.index[row])}`;
-    const text = `${name}: reward ${number(rows.reward[row])}, ${counted(rows.length[row] ?? 0, "token")}, ${plain(rows.finish_reason[row])}`;
+    const name = nameOfMember(rows.index[row], rows.greedy[row], rows.score?.[row]);
+    const worth = worthIn(rows, row);
+    const words = [
+      `${typeof rows.score?.[row] === "number" ? "score" : "reward"} ${number(worth)}`,
+      counted(rows.length[row] ?? 0, "token"),
+      plain(rows.finish_reason[row]),
+    ];
+    const text = `${name}: ${(group.given ? words.slice(worth === null ? 1 : 0, 2) : words).join(", ")}`;
     const classes = [
       "square",
       rows.greedy[row] && "greedy",
@@ -165,12 +192,7 @@ function memberSquares(view, group, chosen) {
       !rows.valid[row] && "invalid",
       !chosen.has(row) && "pale",
     ];
-    const share =
-      typeof rows.reward[row] === "number"
-        ? greatest > least
-          ? (rows.reward[row] - least) / (greatest - least)
-          : 1
-        : 0;
+    const share = typeof worth === "number" ? (greatest > least ? (worth - least) / (greatest - least) : 1) : 0;
     const to = groupAddress(view, group.group, { member: memberKey(rows.index[row], rows.greedy[row]) });
     return link(to, {
       class: classes.filter(Boolean).join(" "),
@@ -191,8 +213,17 @@ function stateTag(group) {
 export function rolloutColumns(view) {
   const { rows } = view.doc;
   const to = (row) => groupAddress(view, rows.group[row], { member: memberKey(rows.index[row], rows.greedy[row]) });
-  const hasTurns = known(rows.turns).some((turns) => turns > 0);
+  const hasRewards = !areGiven(view.doc);
+  const hasTurns = hasRewards && known(rows.turns).some((turns) => turns > 0);
   const isJudged = rows.right.some((right) => right !== null);
+  const ofCandidates = (key, title) =>
+    rows[key] && {
+      key,
+      title,
+      isNumber: true,
+      value: (row) => rows[key][row],
+      cell: (row) => number(rows[key][row]),
+    };
   return [
     {
       key: "group",
@@ -208,7 +239,9 @@ export function rolloutColumns(view) {
       value: (row) => rows.index[row],
       cell: (row) => memberKey(rows.index[row], rows.greedy[row]),
     },
-    {
+    ofCandidates("score", "score"),
+    ofCandidates("log_ratio", "log-ratio"),
+    hasRewards && {
       key: "reward",
       title: "reward",
       isNumber: true,
@@ -235,7 +268,7 @@ export function rolloutColumns(view) {
       value: (row) => rows.turns[row],
       cell: (row) => number(rows.turns[row]),
     },
-    {
+    hasRewards && {
       key: "finish",
       title: "end",
       value: (row) => rows.finish_reason[row],

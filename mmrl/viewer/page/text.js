@@ -49,6 +49,10 @@ export function counted(count, one, several) {
   return `${count.toLocaleString("en")} ${count === 1 ? one : (several ?? `${one}s`)}`;
 }
 
+export function capitalized(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}
+
 /** Any JSON value as a text. */
 export function valueText(value) {
   if (value === null || value === undefined) return "–";

@@ -1,9 +1,9 @@
 // A completion's tokens, coloured by a quantity.
 
-import { note, wanted } from "./addresses.js";
+import { wanted } from "./addresses.js";
 import { announce, choice, control, el, fold, quiet, visible } from "./elements.js";
 import { lineChart } from "./lines.js";
-import { countOf, turnsOf } from "./members.js";
+import { countOf, isGiven, turnsOf } from "./members.js";
 import { facts, table } from "./tables.js";
 import { extent, known, mean, number } from "./text.js";
 
@@ -12,24 +12,36 @@ const QUANTITIES = {
   sampler_logprob: { title: "log-prob of the sampler", strongIsLow: true },
   learner_logprob: { title: "log-prob of the learner", strongIsLow: true },
   reference_logprob: { title: "log-prob of the reference", strongIsLow: true },
+  log_ratio: { title: "log-ratio to the reference", centre: 0 },
   entropy: { title: "entropy" },
   ratio: { title: "ratio of the last update", centre: 1 },
   gap: { title: "gap: sampler less learner", centre: 0 },
   value: { title: "value" },
 };
 
-function quantitiesOf(member) {
+/** Quantities that are told first of what the dataset gives and of two that are compared: advantages are equal there. */
+const OF_GIVEN = ["log_ratio", "learner_logprob"];
+
+export function titleOfQuantity(name) {
+  return QUANTITIES[name].title;
+}
+
+export function quantitiesOf(member) {
   return Object.keys(QUANTITIES).filter((name) => known(member.tokens?.[name]).length);
 }
 
-function chosenQuantity(member) {
-  const names = quantitiesOf(member);
+/** The quantity that the address asks for, as far as one of some members has it. */
+export function chosenQuantity(view, members) {
+  const names = [...new Set(members.flatMap(quantitiesOf))];
   const asked = wanted("color");
-  return names.includes(asked) || asked === "none" ? asked : (names[0] ?? "none");
+  if (names.includes(asked) || asked === "none") return asked;
+  const { pair, members: all } = view.details;
+  const first = pair?.compared || all.every(isGiven) ? OF_GIVEN.find((each) => names.includes(each)) : null;
+  return first ?? names[0] ?? "none";
 }
 
 /** From a value to {tone, strength}: how far it is from the centre, or from the weak end, on the scale of the group. */
-function shading(view, name) {
+export function shading(view, name) {
   const values = view.details.members.flatMap((member) => known(member.tokens?.[name]));
   const { centre, strongIsLow } = QUANTITIES[name];
   if (centre !== undefined) {
@@ -59,14 +71,10 @@ function quantile(values, share) {
   return sorted.length ? sorted[Math.min(Math.floor(share * sorted.length), sorted.length - 1)] : 0;
 }
 
-export function tokensNode(view, member, redraw) {
-  const name = chosenQuantity(member);
+export function tokensNode(view, member) {
+  const name = chosenQuantity(view, [member]);
   const shade = name === "none" ? null : shading(view, name);
   const options = [...quantitiesOf(member).map((each) => [each, QUANTITIES[each].title]), ["none", "none"]];
-  const recolored = (value) => {
-    note({ color: value });
-    redraw();
-  };
   const details = el("div", { class: "token-details" }, quiet("Point at a token, or go through them with ← and →."));
   const flow = tokenFlow(member, name, shade, details);
   const sentence = view.info.tokens ? quiet(visible(view.info.tokens)) : "";
@@ -79,7 +87,7 @@ export function tokensNode(view, member, redraw) {
     el(
       "div",
       { class: "tools" },
-      control("coloured by", choice(options, name, recolored, { "data-color": true })),
+      control("coloured by", choice(options, name, view.recolored, { "data-color": true })),
       shade ? legend(name, shade) : "",
       member.tokens.mask?.includes(false)
         ? el(
@@ -97,7 +105,7 @@ export function tokensNode(view, member, redraw) {
   );
 }
 
-function legend(name, shade) {
+export function legend(name, shade) {
   const isCentred = QUANTITIES[name].centre !== undefined;
   if (shade.ends.length === 1)
     return el("span", { class: "legend" }, `each value of the group is ${number(shade.ends[0], 3)}`);
@@ -128,8 +136,12 @@ function isSpecial(tokens, i) {
   return tokens.special ? tokens.special[i] : SPECIAL.test(pieceOf(tokens, i));
 }
 
-/** The tokens as spans; one of them at a time can be reached with Tab, the others with arrows. */
-function tokenFlow(member, name, shade, details) {
+/**
+ * The tokens as spans; one of them at a time can be reached with Tab, the others with arrows.
+ *
+ * `shared` says of each whether another completion, which it is shown beside, has it too.
+ */
+export function tokenFlow(member, name, shade, details, { label = "Tokens", shared = null } = {}) {
   const { tokens } = member;
   const count = countOf(member);
   const turns = turnsOf(member);
@@ -137,11 +149,11 @@ function tokenFlow(member, name, shade, details) {
   for (let i = 0; i < count; i++) {
     const turn = turns?.[i];
     if (turn !== undefined && turn !== turns[i - 1]) nodes.push(el("span", { class: "turn-mark" }, `turn ${turn + 1}`));
-    nodes.push(tokenNode(tokens, i, name, shade));
+    nodes.push(tokenNode(tokens, i, name, shade, shared?.[i] === false));
   }
-  const flow = el("div", { class: "tokens text mono", dir: "ltr", role: "group", "aria-label": "Tokens" }, nodes);
+  const flow = el("div", { class: "tokens text mono", dir: "ltr", role: "group", "aria-label": label }, nodes);
   const at = (target) => target.closest?.(".token[data-at]");
-  const shown = (token) => showToken(flow, member, Number(token.dataset.at), details);
+  const shown = (token) => showToken(flow, member, Number(token.dataset.at), details, shared);
   flow.addEventListener("pointerover", (event) => at(event.target) && shown(at(event.target)));
   flow.addEventListener("focusin", (event) => at(event.target) && shown(at(event.target)));
   flow.addEventListener("click", (event) => at(event.target)?.focus());
@@ -149,7 +161,7 @@ function tokenFlow(member, name, shade, details) {
   return flow;
 }
 
-function tokenNode(tokens, i, name, shade) {
+function tokenNode(tokens, i, name, shade, isAlone) {
   const value = shade ? tokens[name]?.[i] : null;
   const isKnown = typeof value === "number";
   const { tone, strength } = isKnown ? shade.of(value) : { tone: "", strength: 0 };
@@ -158,6 +170,7 @@ function tokenNode(tokens, i, name, shade) {
     isKnown ? tone : shade && "unknown",
     tokens.mask?.[i] === false && "given",
     isSpecial(tokens, i) && "special",
+    isAlone && "alone",
   ];
   const attributes = {
     class: classes.filter(Boolean).join(" "),
@@ -180,7 +193,7 @@ function tokenText(piece) {
     });
 }
 
-function showToken(flow, member, i, details) {
+function showToken(flow, member, i, details, shared) {
   const { tokens } = member;
   flow.querySelector(".token.shown")?.classList.remove("shown");
   flow.querySelector(`[data-at="${i}"]`)?.classList.add("shown");
@@ -190,7 +203,8 @@ function showToken(flow, member, i, details) {
     ["text", el("span", { class: "mono token" }, tokenText(pieceOf(tokens, i)))],
     ["id", String(tokens.ids?.[i] ?? "–")],
     ["turn", turn === undefined ? null : String(turn + 1)],
-    ["by", tokens.mask?.[i] === false ? "environment" : "policy"],
+    ["by", tokens.mask?.[i] === false ? "environment" : isGiven(member) ? "dataset" : "policy"],
+    ["in the other one", shared ? (shared[i] ? "yes" : "no") : null],
     ...quantitiesOf(member).map((name) => [QUANTITIES[name].title, exact(tokens[name][i])]),
   ];
   details.replaceChildren(facts(pairs));
