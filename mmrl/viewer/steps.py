@@ -173,7 +173,7 @@ def evaluations_document(run: ViewedRun, name: str = "") -> Document:
 
 
 def _results(run: ViewedRun, kind: str, step: int) -> tuple[bool, list[tuple[str, Any, float | None]]]:
-    """Whether candidates were compared, and each prompt's id, answer and result."""
+    """True if candidates were compared; and each prompt's id, answer and result."""
     fields = ("prompt_id", "answer"), ("reward", "rewards", "valid", "weight_version")
     accuracy = run.judge(kind)
 

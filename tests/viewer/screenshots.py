@@ -1,9 +1,10 @@
-"""Pictures of the viewer's pages, as the README shows them: curves with an alarm, a group, tokens, an episode, a sweep.
+"""Pictures of the viewer's pages, as the README shows them: curves, a group, tokens, an episode, a pair, a sweep.
 
     python -m tests.viewer.screenshots FOLDER [--dark] [--height PIXELS] [NAME=RUN:ADDRESS ...]
 
-NAME is curves, group, tokens, episode, sweep or any other name of a file; RUN is the folder of a run or a sweep and
-ADDRESS what follows `#/` in the page. Without them the five are taken of a small run and a sweep that are made for it.
+NAME is curves, group, tokens, episode, pair, sweep or any other name of a file; RUN is the folder of a run or a sweep
+and ADDRESS what follows `#/` in the page. Without them all six are taken, of two small runs and a sweep that are made
+for it.
 
     python -m tests.viewer.screenshots pictures 'group=runs/digits:run/0/step/40/group/3' 'sweep=runs/rates:compare'
 """
@@ -22,6 +23,7 @@ from pathlib import Path
 from PIL import Image
 
 from tests.viewer.browser import Viewer, chromium, missing, served
+from tests.viewer.made_pairs import make_pairs
 from tests.viewer.made_run import make_run
 from tests.viewer.made_sweep import make_sweep
 
@@ -32,6 +34,8 @@ MADE = {
     "episode": "run/0/step/2/group/3?member=0&view=episode",
 }
 """The addresses in the made run."""
+_SHOWN = {"tokens": ".member-panel", "episode": ".member-panel", "pair": ".pair"}
+"""The part of the page that is scrolled to the top."""
 _WIDTH, _HEIGHT, _SCALE = 1200, 760, 1.5
 _COLOURS = 160
 
@@ -81,6 +85,7 @@ def main() -> int:
 def _made(folder: Path) -> Iterator[Shot]:
     run = make_run(folder / "shapes")
     yield from (Shot(name, run, address) for name, address in MADE.items())
+    yield Shot("pair", make_pairs(folder / "pairs"), "run/0/step/2/group/0")
     yield Shot("sweep", make_sweep(folder / "rates"), "compare?sort=-last:eval/accuracy")
 
 
@@ -91,8 +96,8 @@ def picture(viewer: Viewer, shot: Shot) -> bytes:
         viewer.until(lambda: viewer.count("path.line"), "curves are drawn")
     viewer.script("for (const each of document.images) each.loading = 'eager'")  # also those below the window
     viewer.until(lambda: viewer.script("return [...document.images].every((each) => each.complete)"), "images")
-    if shot.name in ("tokens", "episode"):
-        viewer.script("document.querySelector('.member-panel').scrollIntoView()")
+    if (shown := _SHOWN.get(shot.name)) is not None:
+        viewer.script("document.querySelector(arguments[0]).scrollIntoView()", shown)
     if shot.name == "tokens":
         strongest = (
             "const strength = (node) => Number(node.style.getPropertyValue('--strength'));"

@@ -60,7 +60,7 @@ class Pair:
 
     Attributes:
         chosen: The place of the best one in the group, the first of ties; likewise ``rejected`` of the worst one.
-        measure: What the margin is a difference of.
+        measure: The values that the margin is a difference of.
         margin: The chosen's value less the rejected's; None if one of them has no log-probs, as if it was in no loss.
     """
 
@@ -79,7 +79,7 @@ def pair_of(scores: Sequence[float | None], likelihoods: Sequence[Likelihood]) -
     """The pair of a group; None if no score is above another.
 
     Args:
-        scores: Of each completion; None for one that is not compared.
+        scores: Each completion's; None for one that is not compared.
     """
     places = [place for place, score in enumerate(scores) if score is not None]
     values = np.array([scores[place] for place in places], np.float32)
