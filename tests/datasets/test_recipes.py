@@ -528,4 +528,6 @@ def test_the_page_and_the_recipes_agree() -> None:
         rewards = ", ".join(f"`{reward}`" for reward in facts.reward)
         start = f"| `{name}` | {facts.origin} | {facts.licence} | {counts} | "
         assert f"{start}{rewards} |" in lines if rewards else any(line.startswith(start) for line in lines)
-    assert page.count("\n| `") == len(RECIPES) + len(ALIASES) + 6  # images and answers have three such lines each
+    for section, count in {"Columns": len(ALIASES), "Recipes": len(RECIPES)}.items():
+        [found] = re.findall(rf"^## {section}$(.*?)^## ", page, re.DOTALL | re.MULTILINE)
+        assert found.count("\n| `") == count, f"{section} lists what there is, and nothing else"

@@ -29,8 +29,8 @@ def category_estimates(right: Sequence[FloatArray], categories: Sequence[str]) -
 
 
 def by_category(right: Sequence[FloatArray], categories: Sequence[str]) -> Categories:
-    """Each category's prompts and accuracy; empty if no prompt has one."""
-    if not any(categories):
+    """Each category's prompts and accuracy; empty if no prompt has one, or nothing tells right from wrong."""
+    if not any(categories) or all(np.isnan(values).all() for values in right):
         return {}
     return {each: (categories.count(each), _accuracy(right, categories, each)) for each in sorted({*categories})}
 

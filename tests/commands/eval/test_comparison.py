@@ -186,3 +186,26 @@ def test_without_a_reward_and_an_algorithm_nothing_tells_right_from_wrong(
     said = capsys.readouterr().err
     assert "nothing tells right from wrong: there is no reward, and no algorithm" in said and not engines
     assert "rewards=[{name: ...}]" in said
+
+
+def test_one_of_several_sets_is_compared_and_labels_of_single_answers_have_no_accuracy(
+    evaluate: Callable[..., int], engines: list[Engine], tmp_path: Path, capsys: Any
+) -> None:
+    rows = [
+        {"prompt": f"What is {n}?", "completion": "a b" * n, "label": n % 2 == 0, "topic": "c"} for n in range(1, 5)
+    ]
+    (tmp_path / "judged.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pairs, judged = ({"name": "table", "path": str(tmp_path / f"{name}.jsonl")} for name in ("pairs", "judged"))
+    config = json.loads((tmp_path / "config.yaml").read_text())
+    config["data"]["eval"] = {"graded": pairs, "labels": {**judged, "answer": "", "category": "topic"}}
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    assert evaluate() == 2 and "one is evaluated at a time" in capsys.readouterr().err
+    assert evaluate("--on", "graded", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["settings"]["on"] == "graded" and found["counts"]["prompts"] == 4 and "categories" not in found
+    assert "eval/accuracy" in found["metrics"] and "eval/macro_accuracy" not in found["metrics"]
+    assert evaluate("--on", "labels", "algorithm={name: kto}", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["counts"]["completions"] == 4 and "eval/accuracy" not in found["metrics"]
+    rewards = {name: found["metrics"][f"eval/reward_{name}"]["value"] for name in ("chosen", "rejected")}
+    assert rewards["chosen"] < 0 and rewards["rejected"] < 0 and "categories" not in found
