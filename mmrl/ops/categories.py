@@ -57,7 +57,7 @@ def category_metrics(right: Sequence[FloatArray], categories: Sequence[str]) -> 
     return {**found, **macro, UNCATEGORISED: categories.count("") / len(categories)}
 
 
-def counted(categories: Mapping[str, int]) -> str:
+def categories_text(categories: Mapping[str, int]) -> str:
     """Categories with their prompts as a text such as ``algebra (40), geometry (12), none (3)``."""
     named = [f"{category} ({count})" for category, count in sorted(categories.items()) if category]
     return ", ".join([*named, *([f"none ({categories['']})"] if categories.get("") else [])])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mmrl.ops.categories import category_metrics, counted, metric_names
+from mmrl.ops.categories import categories_text, category_metrics, metric_names
 
 NAN = float("nan")
 
@@ -58,4 +58,4 @@ def test_names_are_safe_and_each_categorys_own(categories: list[str], names: lis
 
 
 def test_counts_are_told_in_order() -> None:
-    assert counted({"b": 2, "": 1, "a": 30}) == "a (30), b (2), none (1)"
+    assert categories_text({"b": 2, "": 1, "a": 30}) == "a (30), b (2), none (1)"

@@ -17,6 +17,7 @@ import numpy as np
 from mmrl.commands.check.answers import try_rewards
 from mmrl.commands.check.episodes import cut_turns, observed_roles, walk
 from mmrl.commands.check.given_rows import GivenRows
+from mmrl.commands.check.overlaps import overlaps
 from mmrl.commands.check.profile import Profile, profile
 from mmrl.commands.check.references import check_references
 from mmrl.config.sections import Config, is_component
@@ -25,6 +26,7 @@ from mmrl.data.order import request_seed
 from mmrl.data.prompts import Progress, PromptSource
 from mmrl.errors import DataError, MMRLError, PluginError
 from mmrl.interfaces import Reward
+from mmrl.ops.categories import categories_text
 from mmrl.plugin_host import registry
 from mmrl.plugin_host.used import used_plugins
 from mmrl.rollout.rewards.scorer import Scorer
@@ -185,6 +187,9 @@ class _Examination:
                 check_ahead(self.config, self.setup.folder, source.num_rows, samples=self.setup.with_sampler)
         if len(data["sources"]) > 1:
             lines.append(f"sources    {counted(data['sources'])}")
+        if any(source.categories):
+            data["categories"] = dict(source.categories)
+            lines.append(f"categories {categories_text(source.categories)}")
         self.report.add(name, data, [*lines, *found.lines()])
         spread = np.unique(np.linspace(0, len(source) - 1, min(len(source), GRADED)).astype(int)).tolist()
         self.report.warnings += [
@@ -288,19 +293,8 @@ class _Examination:
         if "train" not in self._profiles:
             return
         self.report.warnings += image_warnings(self.setup)
-        train, counts = self._profiles["train"], dict[str, int]()
-        _, swapped = train.pairs_in(train)
-        if swapped:
-            what = "whose answers another row has for the same prompt the other way round"
-            self.report.warn(f"data.train: {rows(swapped)} of {len(train.pairs)} {what}")
-        for name in self._profiles.keys() & self._sets.keys():
-            own = self._profiles[name]
-            counts[self._sets[name]] = shared = int(np.isin(own.fingerprints, train.fingerprints).sum())
-            if shared:
-                same, swapped = own.pairs_in(train)
-                found = f"; {same} with its two answers, {swapped} with these the other way round"
-                what = f"{shared} of {len(own.pairs)} rows ask and show the same as a row of data.train"
-                self.report.warn(f"data.{name}: {what}{found if same or swapped else ''}")
+        counts, warnings = overlaps(self._profiles, self._sets)
+        self.report.warnings += warnings
         if counts:
             self.report.data["eval_rows_in_train"] = counts.get("", counts)
 

@@ -55,14 +55,6 @@ class Profile:
     pairs: Sequence[int]
     swapped: Sequence[int]
 
-    def pairs_in(self, other: Profile) -> tuple[int, int]:
-        """Rows whose two answers a row of the other profile has for the same prompt: in their order, and in the other
-        one."""
-        theirs = np.asarray(other.pairs, np.uint64)
-        theirs = theirs[theirs != 0]
-        same, swapped = (int(np.isin(own, theirs).sum()) for own in (self.pairs, self.swapped))
-        return same, swapped
-
     def data(self) -> dict[str, Any]:
         """For a program."""
         lengths = np.asarray(self.lengths)

@@ -562,7 +562,7 @@ def test_held_out_pairs_that_are_trained_on_are_counted_also_the_other_way_round
     ]
     (tmp_path / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held_out))
     twisted = [*table, {**table[7], "chosen": "no 7", "rejected": "yes 7"}]
-    data = {"eval": {"name": "table", "path": str(tmp_path / "held.jsonl")}}
+    data = {"eval": {"name": "table", "path": str(tmp_path / "held.jsonl"), "category": "chosen"}}
     _, found, err = check(twisted, algorithm={"name": "dpo"}, rewards=[], data=data)
     assert found["errors"] == [], err
     said = (
