@@ -74,6 +74,7 @@ class StepRecord:
         run: Facts of the run; of an environment's components only their sum is in ``run.rewards``.
         read_groups, read_evaluation, read_blank: Give ``groups``, ``evaluation`` and ``blank``.
         read_previous: Gives ``previous``.
+        read_given: Gives ``given``.
     """
 
     step: int
@@ -82,15 +83,21 @@ class StepRecord:
     read_evaluation: Callable[[], Sequence[CreditedGroup]] = _nothing
     read_blank: Callable[[], Sequence[CreditedGroup]] = _nothing
     read_previous: Callable[[], frozenset[GroupKey]] = frozenset
+    read_given: Callable[[], Sequence[CreditedGroup]] = _nothing
 
     @cached_property
     def groups(self) -> Sequence[CreditedGroup]:
-        """All that the step sampled, those that it learned from first; none in a run on demonstrations."""
+        """All that the step sampled, those that it learned from first; none where nothing is sampled."""
         return self.read_groups()
+
+    @cached_property
+    def given(self) -> Sequence[CreditedGroup]:
+        """All that the step took from its rows: demonstrations or comparisons, whose rewards are scores."""
+        return self.read_given()
 
     @property
     def trained(self) -> list[CreditedGroup]:
-        """The groups that the step learned from."""
+        """The groups that the step sampled and learned from."""
         return [group for group in self.groups if group.trained]
 
     @cached_property

@@ -30,10 +30,12 @@ class StepGroups:
 
     Attributes:
         sampled: All that the step sampled.
+        given: All that it took from its rows.
         evaluated, blank: Groups of its evaluation, and of the one with blank images, by the name of their set.
     """
 
     sampled: Sequence[CreditedGroup] = ()
+    given: Sequence[CreditedGroup] = ()
     evaluated: dict[str, Sequence[CreditedGroup]] = field(default_factory=dict)
     blank: dict[str, Sequence[CreditedGroup]] = field(default_factory=dict)
 
@@ -58,9 +60,9 @@ class Monitoring:
 
     def look(self, step: int, metrics: Mapping[str, float], groups: StepGroups) -> Looked:
         """The monitors' numbers of a step, and its alarms."""
-        sampled = groups.sampled
-        if self._watch is None and not sampled:  # perhaps a step of an earlier attempt, which was not yet evaluated
-            sampled = self._recorded(step)
+        sampled, given = groups.sampled, groups.given
+        if self._watch is None and not sampled and not given:  # perhaps of an earlier attempt, and not yet evaluated
+            sampled, given = self._recorded(step)
         record = StepRecord(
             step,
             facts_of(self._config),
@@ -68,6 +70,7 @@ class Monitoring:
             lambda: [*chain.from_iterable(groups.evaluated.values())],
             lambda: [*chain.from_iterable(groups.blank.values())],
             self._previous(step),
+            lambda: given,
         )
         if self._watch is None:
             self._watch = self._replayed(step)
@@ -87,13 +90,14 @@ class Monitoring:
         """The keys that the step before learned from; from its record, if that was in an earlier attempt."""
         if (known := self._trained) is not None:
             return lambda: known
-        return lambda: _trained_keys(self._recorded(step - 1))
+        return lambda: _trained_keys(self._recorded(step - 1)[0])
 
-    def _recorded(self, step: int) -> Sequence[CreditedGroup]:
-        """The groups of a step of an earlier attempt; none if their file is damaged, which must not end a run."""
+    def _recorded(self, step: int) -> tuple[Sequence[CreditedGroup], Sequence[CreditedGroup]]:
+        """The groups of a step of an earlier attempt, as ``sampled_and_given``; none if their file is damaged, which
+        must not end a run."""
         with suppress(DataError):
-            return _recorded_groups(recorded_steps(self._path), step)
-        return ()
+            return sampled_and_given(_recorded_groups(recorded_steps(self._path), step))
+        return (), ()
 
 
 def recorded_alarms(
@@ -115,14 +119,15 @@ def recorded_alarms(
     pictured, blank = ([recorded_evaluations(path, name, blank=each) for name in names] for each in (False, True))
     before = frozenset[GroupKey]()
     for step, metrics in read_metrics(path).items():
-        groups = _recorded_groups(steps, step)
+        sampled, given = sampled_and_given(_recorded_groups(steps, step))
         evaluated, blanked = (
             [*chain.from_iterable(_recorded_groups(each, step) for each in files)] for files in (pictured, blank)
         )
-        record = StepRecord(step, facts, _given(groups), _given(evaluated), _given(blanked), partial(frozenset, before))
+        of_step = _known(sampled), _known(evaluated), _known(blanked)
+        record = StepRecord(step, facts, *of_step, partial(frozenset, before), _known(given))
         is_recorded = any(step in each for each in (steps, *pictured, *blank))
         yield from watch.look(step, metrics, record if is_recorded else None).alarms
-        before = _trained_keys(groups)
+        before = _trained_keys(sampled)
 
 
 def monitors_of(config: Config, on_fault: OnFault) -> dict[str, Monitor]:
@@ -190,12 +195,17 @@ def _long_name(info: PluginInfo) -> str:
 
 
 def _recorded_groups(files: Mapping[int, Path], step: int) -> Sequence[CreditedGroup]:
-    """The groups that a step has sampled, as its file tells."""
-    groups = [group.credited for group in read_step(files[step]).groups] if step in files else []
-    return [group for group in groups if not group.scored.is_given]
+    """The groups of a step, as its file tells."""
+    return [group.credited for group in read_step(files[step]).groups] if step in files else []
 
 
-def _given(groups: Sequence[CreditedGroup]) -> Callable[[], Sequence[CreditedGroup]]:
+def sampled_and_given(groups: Sequence[CreditedGroup]) -> tuple[Sequence[CreditedGroup], Sequence[CreditedGroup]]:
+    """The groups that were sampled, and those that were taken from rows."""
+    found = [[group for group in groups if group.scored.is_given == is_given] for is_given in (False, True)]
+    return found[0], found[1]
+
+
+def _known(groups: Sequence[CreditedGroup]) -> Callable[[], Sequence[CreditedGroup]]:
     return lambda: groups
 
 

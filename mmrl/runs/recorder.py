@@ -22,7 +22,7 @@ from mmrl.plugin_host import registry
 from mmrl.plugin_host.used import used_plugins
 from mmrl.runs.checkpoints import Checkpoints, write_json
 from mmrl.runs.directory import RunDirectory
-from mmrl.runs.monitoring import Monitoring, StepGroups, fault_of, used_monitors
+from mmrl.runs.monitoring import Monitoring, StepGroups, fault_of, sampled_and_given, used_monitors
 from mmrl.runs.pace import Pace
 from mmrl.runs.resumption import plain_config
 from mmrl.runs.tracking import Trackers, shown
@@ -112,7 +112,7 @@ class RunRecorder:
             self.event("warning", message=f"{what}; values between 0 and 1 occur, whose mean is {mean}")
 
     def rollouts(self, step: int, groups: Sequence[CreditedGroup], state: Mapping[str, Any]) -> None:
-        self._groups.sampled = [group for group in groups if not group.scored.is_given]
+        self._groups.sampled, self._groups.given = sampled_and_given(groups)
         self._writer.start(partial(self._directory.write_rollouts, step, groups, state))
 
     def evaluation(self, step: int, groups: Sequence[CreditedGroup], *, name: str, blank: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -17,7 +18,7 @@ from mmrl.ops.alarms import History, Watch, found_by, measured_by
 from mmrl.plugin_host import registry
 from mmrl.testing.rollouts import scored_groups
 from mmrl.testing.rules import broken, failed
-from mmrl.types import CreditedGroup
+from mmrl.types import GIVEN, CreditedGroup
 
 STEPS = 50
 _NAMES = (
@@ -27,7 +28,9 @@ _NAMES = (
     "policy/clip_fraction_low", "policy/ppo_kl", "policy/ppo_kl_k3", "policy/skipped_updates", "kl/reference",
     "mismatch/logprob_abs_mean", "mismatch/logprob_abs_max", "mismatch/kl", "mismatch/token_mult_prob_error",
     "length/completion_mean", "length/completion_max", "length/truncated_fraction", "loss/total", "loss/policy", "lr",
-    "perf/step_s",
+    "preference/accuracy", "preference/margin", "preference/reward_chosen", "preference/reward_rejected",
+    "preference/logprob_chosen", "preference/logprob_rejected", "preference/length_chosen",
+    "preference/length_rejected", "perf/step_s",
 )  # fmt: skip
 _OF_EVALUATIONS = (
     "eval/accuracy", "eval/reward_mean", "eval/unscored_fraction", "eval/length/completion_mean",
@@ -55,7 +58,7 @@ def alarms_of(
         steps: They may hold numbers that ``measure`` would have answered: ``monitor/<label>/<number>``.
         num_steps: By default the last of them.
         label: The monitor's name.
-        groups: For ``measure``; without them it is not called.
+        groups: For ``measure``, sampled ones and given ones; without them it is not called.
 
     Raises:
         PluginError: The monitor raises, or answers what it must not.
@@ -64,12 +67,16 @@ def alarms_of(
     watch = Watch({label: monitor}, run, num_steps or max(steps), lambda _, error: faults.append(error))
     found = list[Alarm]()
     for step, metrics in steps.items():
-        sampled = (groups or {}).get(step)
-        record = None if sampled is None else StepRecord(step, run, lambda sampled=sampled: sampled)  # type: ignore[misc]
-        found += watch.look(step, metrics, record).alarms
+        of_step = (groups or {}).get(step)
+        found += watch.look(step, metrics, None if of_step is None else _record(step, run, of_step)).alarms
         if faults:
             raise faults[0]
     return found
+
+
+def _record(step: int, run: RunFacts, groups: Sequence[CreditedGroup]) -> StepRecord:
+    sampled, given = ([each for each in groups if each.scored.is_given == is_given] for is_given in (False, True))
+    return StepRecord(step, run, lambda: sampled, read_given=lambda: given)
 
 
 def check_monitor(monitor: str | type[Monitor] | Monitor, *, options: Mapping[str, Any] | None = None) -> None:
@@ -170,7 +177,17 @@ def _readers(step: int, groups: Sequence[CreditedGroup]) -> tuple[Callable[[], A
     of_step = groups if step else ()
     evaluated = [CreditedGroup(g.scored, g.advantages, [np.zeros(0)] * len(g.logprobs)) for g in groups]
     evaluated = evaluated if step % 5 == 0 else []
-    return lambda: of_step, lambda: evaluated, lambda: evaluated, lambda: frozenset(g.key for g in of_step[:2])
+    keys = frozenset(g.key for g in of_step[:2])
+    return lambda: of_step, lambda: evaluated, lambda: evaluated, lambda: keys, lambda: [*map(_compared, of_step)]
+
+
+def _compared(group: CreditedGroup) -> CreditedGroup:
+    """The group as one of candidates, of which the first is for, the second against, and no other in the loss."""
+    signs = [1.0, -1.0, *[0.0] * len(group.advantages)]
+    advantages = [sign * np.ones_like(values) for sign, values in zip(signs, group.advantages, strict=False)]
+    rollouts = tuple(replace(rollout, weight_version=GIVEN) for rollout in group.scored.rollouts)
+    scored = replace(group.scored, group=replace(group.scored.group, rollouts=rollouts))
+    return replace(group, scored=scored, advantages=advantages)
 
 
 def _groups() -> list[CreditedGroup]:

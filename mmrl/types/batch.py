@@ -161,3 +161,9 @@ class CreditedGroup:
     @property
     def key(self) -> GroupKey:
         return self.scored.key
+
+    def log_ratio(self, member: int) -> FloatArray | None:
+        """(T_i,) float64, log-ratios of policy and reference of a rollout in the loss; None without a reference."""
+        if not len(self.reference_logprobs):
+            return None
+        return np.asarray(self.logprobs[member], np.float64) - self.reference_logprobs[member]

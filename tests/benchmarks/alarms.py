@@ -140,7 +140,7 @@ def outcome(output: Path, name: str, trial: Trial, start: Sequence[str], steps: 
     told = [(each["step"], each["monitor"], each["message"]) for each in live]
     again = [(each["step"], each["monitor"], each["message"]) for each in recorded]
     problem = "" if told == again else f"mmrl monitor tells {len(again)} alarms, and the run told {len(told)}"
-    return Outcome(name, trial, recorded, [accuracy[0], accuracy[-1]], problem)
+    return Outcome(name, trial, recorded, [*accuracy[:1], *accuracy[-1:]], problem)
 
 
 def train(output: Path, name: str, program: Sequence[str], words: Sequence[str]) -> None:

@@ -13,11 +13,13 @@ import pytest
 from mmrl.interfaces import Alarm, Monitor, RunFacts, StepRecord
 from mmrl.testing import alarms_of, check_monitor, make_rollouts
 from mmrl.testing.monitors import FACTS
-from mmrl.types import CreditedGroup, EncodedPrompt, Rollout, RolloutGroup, ScoredGroup, Segment
+from mmrl.types import GIVEN, CreditedGroup, EncodedPrompt, Rollout, RolloutGroup, ScoredGroup, Segment
 from mmrl_monitors.blind_policy import BlindPolicy
 from mmrl_monitors.dead_groups import DeadGroups
+from mmrl_monitors.falling_chosen import FallingChosen
 from mmrl_monitors.gibberish import Gibberish, longest_run
 from mmrl_monitors.idle_clip import IdleClip
+from mmrl_monitors.length_bias import LengthBias
 from mmrl_monitors.length_hacking import LengthHacking
 from mmrl_monitors.low_entropy import LowEntropy
 from mmrl_monitors.proxy_gain import ProxyGain
@@ -105,7 +107,7 @@ def test_it_keeps_the_rules_of_monitors(name: str) -> None:
 
 
 def test_all_of_them_are_tested_here() -> None:
-    assert len(NAMES) == 12
+    assert len(NAMES) == 14
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -134,6 +136,8 @@ def test_a_run_that_learns_gives_no_alarm(name: str) -> None:
         policy__clip_fraction_low=noisy(0.01),
         policy__ppo_kl_k3=noisy(1e-3),
         mismatch__kl=noisy(1e-3),
+        preference__logprob_chosen=lambda step: -noisy(80)(step) * (1 + step / 2000),
+        preference__length_chosen=always(60),
         eval__accuracy=lambda step: rising(step) if step % 10 == 0 else None,
         eval_blank__accuracy=lambda step: 0.2 if step % 10 == 0 else None,
         eval_blank__accuracy_gap=lambda step: rising(step) - 0.2 if step % 10 == 0 else None,
@@ -519,3 +523,133 @@ def test_components_that_never_change() -> None:
     assert constant(0.0) == constant(1.0) == []
     groups = [group([1, np.nan], form=[2, 99]), group([1, 1], form=[5, np.nan])]
     assert measured(made(RewardFaults), *groups) == {"range/reward": 0.0, "range/form": 3.0, "best": 1.0}
+
+
+STAYS, TWENTY = always(-1.0), always(20.0)
+
+
+def pairs_of(chosen: Shape, rejected: Shape = STAYS, length: Shape = TWENTY) -> Metrics:
+    """Steps whose chosen and rejected answers have these log-probs of a token."""
+    return steps(
+        30,
+        preference__logprob_chosen=lambda step: (chosen(step) or 0.0) * (length(step) or 0.0),
+        preference__logprob_rejected=lambda step: (rejected(step) or 0.0) * (length(step) or 0.0),
+        preference__length_chosen=length,
+        preference__length_rejected=length,
+    )
+
+
+@pytest.mark.parametrize(
+    ("metrics", "alarms"),
+    [
+        (pairs_of(always(-1.0)), []),
+        (pairs_of(from_step(16, -1.0, -1.19)), []),
+        (pairs_of(from_step(16, -1.0, -1.21)), [22]),  # the fifth step is the first whose mean is under, then two more
+        (pairs_of(from_step(16, -1.0, -0.5), from_step(16, -1.0, -3.0)), []),  # the rejected's alone
+        (pairs_of(from_step(16, -1.0, -1.0), length=from_step(16, 20.0, 90.0)), []),  # longer answers
+        (pairs_of(from_step(16, -0.01, -0.09)), []),  # too little in nats
+        (pairs_of(from_step(3, -1.0, -9.0)), [14]),  # within the start: ten steps and three hits
+        (pairs_of(lambda step: -1.0 - 1.5 * (step % 2)), []),  # the draw of the rows
+    ],
+)
+def test_a_fall_of_the_chosens_logprob_is_told_from_a_fifth_of_the_start_on(
+    metrics: Metrics, alarms: list[int]
+) -> None:
+    assert told(made(FallingChosen), metrics) == [(step, "") for step in alarms]
+
+
+def test_options_of_a_fall_and_what_is_told_of_both_sides() -> None:
+    metrics = pairs_of(from_step(16, -1.0, -1.1), from_step(16, -1.0, -2.0))
+    assert told(made(FallingChosen), metrics) == [] != told(made(FallingChosen, share=0.05, least=0.05), metrics)
+    (alarm,) = alarms_of(made(FallingChosen, share=0.05, least=0.05), metrics)
+    assert alarm.values["chosen_at_the_start"] == -1 and alarm.values["rejected"] < alarm.values["chosen"] < -1
+    assert "nll of dpo" in alarm.message and "beta" in alarm.message
+
+
+def compared(
+    *members: tuple[int, float], signs: Sequence[float] = (1, -1), reference: float | None = -1.0, trained: bool = True
+) -> CreditedGroup:
+    """A group of candidates, (tokens, log-prob of a token) each, the chosen first; 0 as a sign is in no loss."""
+    rollouts = [
+        replace(drawn([0.0] * tokens, [5] * tokens), weight_version=GIVEN, index=place)
+        for place, (tokens, _) in enumerate(members)
+    ]
+    rewards = np.array([float(sign > 0) for sign in signs])
+    scored = ScoredGroup(RolloutGroup(rollouts[0].prompt, tuple(rollouts)), rewards, np.ones(len(members), bool), {})
+    logprobs = [
+        np.full(tokens if sign else 0, value, np.float32) for (tokens, value), sign in zip(members, signs, strict=True)
+    ]
+    given = [] if reference is None else [np.full(tokens, reference, np.float32) for tokens, _ in members]
+    return CreditedGroup(
+        scored,
+        [np.full(tokens, float(sign)) for (tokens, _), sign in zip(members, signs, strict=True)],
+        logprobs,
+        trained,
+        given,
+    )
+
+
+def of_given(*groups: CreditedGroup) -> Mapping[str, float]:
+    return made(LengthBias).measure(StepRecord(3, FACTS, read_given=lambda: groups))
+
+
+def test_pairs_are_counted_by_the_longer_side_and_decided_by_the_log_ratio() -> None:
+    """Log-ratios: 4 x 0.5 against 2 x 0.25; 1 x 0 against 3 x 0, a tie; 2 x -1 against 5 x -0.2; equal lengths."""
+    groups = [
+        compared((4, -0.5), (2, -0.75)),
+        compared((1, -1.0), (3, -1.0)),
+        compared((2, -2.0), (5, -1.2)),
+        compared((3, -0.5), (3, -1.0)),
+        compared((9, -0.5), (1, -1.0), trained=False),
+    ]
+    found = of_given(*groups)
+    assert (found["pairs_longer"], found["pairs_shorter"]) == (1, 2)
+    assert (found["accuracy_longer"], found["accuracy_shorter"]) == (1.0, 0.25)
+    assert found["correlation"] == pytest.approx(np.corrcoef([1.5, 0, -1, 1.5], [2, -2, -3, 0])[0, 1], rel=1e-6)
+    middle = compared((4, -0.5), (7, -3.0), (2, -0.75), signs=(1, 0, -1))
+    assert of_given(middle) == {"pairs_longer": 1, "accuracy_longer": 1, "pairs_shorter": 0}
+
+
+def test_without_a_reference_the_mean_logprob_decides_and_what_is_no_pair_is_not_measured() -> None:
+    found = of_given(compared((4, -0.5), (2, -0.25), reference=None))
+    assert found["accuracy_longer"] == 0
+    assert of_given(compared((4, -0.5), signs=(1,))) == {} == of_given()
+    assert of_given(compared((4, -0.5), (2, -0.5), signs=(1, 1))) == {}
+
+
+def test_the_first_step_where_policy_and_reference_are_equal_has_ties_and_no_relation() -> None:
+    found = of_given(*(compared((tokens, -1.0), (2, -1.0)) for tokens in (1, 3, 4, 5)))
+    assert found["accuracy_longer"] == found["accuracy_shorter"] == 0.5 and "correlation" not in found
+
+
+def decided(longer: float, shorter: float, *, pairs: tuple[float, float] = (6, 4), related: float = 0.2) -> Metrics:
+    """Thirty steps of pairs with these accuracies, where the longer or the shorter answer is the better one."""
+    numbers = {"pairs_longer": pairs[0], "pairs_shorter": pairs[1], "correlation": related}
+    numbers |= ({"accuracy_longer": longer} if pairs[0] else {}) | ({"accuracy_shorter": shorter} if pairs[1] else {})
+    return {step: {f"monitor/mine/{name}": value for name, value in numbers.items()} for step in range(1, 31)}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "alarms"),
+    [
+        (decided(0.85, 0.3), [(24, "order")]),  # twenty shorter pairs are there at step 5, then nineteen steps more
+        (decided(0.85, 0.32), []),
+        (decided(0.78, 0.3), []),
+        (decided(0.25, 0.8, pairs=(4, 6)), [(24, "order")]),
+        (decided(0.9, 0.1, pairs=(5, 5)), []),  # lengths are preferred, and tell nothing of the data
+        (decided(0.5, 0.5), []),
+        (decided(0.9, 0.1, pairs=(9, 0.5)), []),  # too few pairs are shorter
+        (decided(0.9, 0.0, pairs=(9, 0), related=0.5), [(19, "data")]),
+        (decided(0.9, 0.0, pairs=(9, 0), related=0.45), []),
+        (decided(0.9, 0.6, pairs=(8, 2), related=0.9), []),
+    ],
+)
+def test_length_bias_is_told_from_its_thresholds_on(metrics: Metrics, alarms: list[tuple[int, str]]) -> None:
+    assert told(made(LengthBias), metrics) == alarms
+
+
+def test_a_bias_towards_shorter_answers_has_words_of_its_own() -> None:
+    (alarm,) = alarms_of(made(LengthBias), decided(0.2, 0.9, pairs=(4, 6)))
+    assert "the shorter answer is preferred, also where the longer one is better" in alarm.message
+    (alarm,) = alarms_of(made(LengthBias), decided(0.9, 0.2))
+    assert "the longer answer is preferred, also where the shorter one is better" in alarm.message

@@ -124,3 +124,39 @@ def test_rows_without_an_answer_that_no_reward_scores_are_told_before_anything_i
     answered = [{**row, "answer": "2"} for row in PAIRS]
     assert fake_runs.train(config(fake_runs, answered, "answered", **sampled)) == 0
     assert "made-up answers" not in capsys.readouterr().out
+
+
+COUNTING = """
+from mmrl.interfaces import Finding, Monitor
+
+class Counting(Monitor):
+    def measure(self, record):
+        return {"given": len(record.given), "sampled": len(record.groups), "scores": sum(
+            float(group.scored.rewards.sum()) for group in record.given)}
+
+    def look(self, step):
+        given = step.measured("given")
+        return [] if given is None else [Finding(given / 3, "there are rows", "none", {"given": given})]
+"""
+
+
+def test_monitors_see_what_a_step_took_from_its_rows_also_of_a_record_and_after_a_kill(
+    fake_runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = fake_runs.folder / "counting.py"
+    path.write_text(COUNTING)
+    monitors = [{"name": f"{path}:Counting"}, {"name": "length_bias"}]
+    plain, run = fake_runs.folder / "plain", fake_runs.folder / "run"
+    assert fake_runs.train(config(fake_runs, PAIRS, "plain", monitors=monitors)) == 0
+    line = metrics(plain)[2]
+    assert [line[f"monitor/Counting/{name}"] for name in ("given", "sampled", "scores")] == [3, 0, 3]
+    assert line["monitor/length_bias/pairs_longer"] + line["monitor/length_bias/pairs_shorter"] > 0
+    told = [(event["step"], event["monitor"], event["message"]) for event in events(plain, "alarm")]
+    assert [each[:2] for each in told] == [(3, "Counting")]
+    capsys.readouterr()
+    assert main(["monitor", str(plain), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["alarms"]
+    assert [(each["step"], each["monitor"], each["message"]) for each in found] == told
+    fake_runs.killed(config(fake_runs, PAIRS, monitors=monitors), "checkpoint.renamed", 3)
+    assert fake_runs.train(config(fake_runs, PAIRS, monitors=monitors)) == 0
+    assert outcome(run) == outcome(plain)
