@@ -195,7 +195,7 @@ class NetworkFiles:
 
     Attributes:
         model: Its Hugging Face folder, from the checkpoint's.
-        state: The folder of its learner's state.
+        state: The folder of its learner's state; empty if nothing trains it.
         optimizer: True if the state has the optimizer's, in files whose names begin with ``optimizer``.
     """
 
@@ -204,10 +204,10 @@ class NetworkFiles:
     optimizer: bool = True
 
     @classmethod
-    def of(cls, role: str, *, optimizer: bool = True) -> NetworkFiles:
+    def of(cls, role: str, *, optimizer: bool = True, trained: bool = True) -> NetworkFiles:
         """A role's: the policy's are in the checkpoint's folder, those of another in a folder of the role's name."""
         within = "" if role == POLICY else f"{role}/"
-        return cls(f"{within}model", f"{within}state", optimizer)
+        return cls(f"{within}model", f"{within}state" if trained else "", optimizer and trained)
 
 
 class Network(Protocol):
@@ -235,8 +235,8 @@ class Learner(Protocol):
     """Owns the device and the weights of a run's networks; only ``Engine.learning`` yields one.
 
     Attributes:
-        networks: The networks by role. The ``policy`` is trained. The ``reference`` is the frozen initial policy, which
-            is there if the algorithm needs it.
+        networks: The networks by role. The ``policy`` is trained. The ``reference`` is the frozen initial policy, or
+            a teacher, which is there if the algorithm needs it.
     """
 
     networks: Mapping[str, Network]
@@ -255,8 +255,18 @@ class Learner(Protocol):
             )
         return self.networks[role]
 
+    def reset_reference(self) -> None:
+        """Make the reference the policy as it is now; it is written with each later checkpoint.
+
+        Raises:
+            DeviceMemoryError: The device has too little memory for it.
+        """
+        raise AssertionError("this learner's reference stays what it is")
+
     def save(self, folder: Path) -> Mapping[str, NetworkFiles]:
         """Write what a run goes on from: a model and a state of each network that is trained, which are returned.
+
+        A reference that was reset is a model without a state.
 
         The learner can go on whatever happens. A model is a Hugging Face folder that ``from_pretrained`` and vLLM load.
         A state has the optimizer's by the names of the weights, its number of steps, and the generators of all ranks:

@@ -18,7 +18,7 @@ Known = Literal["by credit", "sampled", "before the step", "before each update"]
 before the first optimizer step, or as each one begins."""
 
 POLICY, REFERENCE = "policy", "reference"
-"""The roles of the network that samples and is trained, and of the frozen initial one."""
+"""The roles of the network that samples and is trained, and of the frozen one: the initial policy, or a teacher."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,5 +110,5 @@ def _parcels(media: MediaStore, names: Iterable[str]) -> Iterator[dict[str, byte
 
 
 def bare(prompt: EncodedPrompt) -> EncodedPrompt:
-    """The prompt with its row's id alone, all that a rank needs of the row: columns may be large."""
-    return replace(prompt, prompt=Prompt(prompt.id, ()))
+    """The prompt with its row's id and source, all that a rank needs of the row: columns may be large."""
+    return replace(prompt, prompt=Prompt(prompt.id, (), source=prompt.prompt.source))

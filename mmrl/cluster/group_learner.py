@@ -51,6 +51,9 @@ class GroupLearner(Learner):
                 self.calls.ask(node.leader, "remove_folder", node.path("saved"))
         return next(answer for answer in answers if not isinstance(answer, MMRLError))
 
+    def reset_reference(self) -> None:
+        self.calls.all("reset_reference")
+
     def share(self, samples: Sequence[Sample], rows: Sequence[TrainingRow] = ()) -> list[list[int]]:
         """Indices of each rank's samples.
 

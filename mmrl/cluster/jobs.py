@@ -57,6 +57,7 @@ class RankJob:
         checkpoint: The folder to go on from, as this rank's node sees it; empty for none.
         trains: False if the learner computes log-probs alone.
         initial: The folder of its reference then, as this rank's node sees it; empty for none.
+        teachers: The teachers' folders, as this rank's node sees them, in the order of the config.
     """
 
     config: Mapping[str, Any]
@@ -71,3 +72,4 @@ class RankJob:
     trains: bool = True
     initial: str = ""
     template: TemplateChoice = field(default_factory=TemplateChoice)
+    teachers: tuple[str, ...] = ()

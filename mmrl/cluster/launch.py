@@ -72,6 +72,8 @@ def start_engine(spec: EngineSpec, *, progress: Callable[[str], object] = lambda
         find_shared_files(group, spec.media.folder)
         models, checkpoints = send_model(group, folder), send_checkpoint(group, spec.checkpoint)
         initial = [""] * len(models) if spec.initial is None else send_model(group, spec.initial, "initial")
+        sent = [send_model(group, each, f"teacher-{number}") for number, each in enumerate(spec.teachers)]
+        teachers = list(zip(*sent, strict=True)) or [()] * len(group.nodes)
         meetings = rendezvous(group, ranks.locations)
         jobs = [
             RankJob(
@@ -87,8 +89,11 @@ def start_engine(spec: EngineSpec, *, progress: Callable[[str], object] = lambda
                 trains=spec.trains,
                 initial=first,
                 template=folder.template,
+                teachers=others,
             )
-            for node, own, model, first, state in zip(group.nodes, meetings, models, initial, checkpoints, strict=True)
+            for node, own, model, first, state, others in zip(
+                group.nodes, meetings, models, initial, checkpoints, teachers, strict=True
+            )
         ]
         progress("engines start on every rank")
         group.start(jobs)
@@ -216,10 +221,10 @@ def find_shared_files(group: RankGroup, folder: Path) -> None:
 
 
 def send_model(group: RankGroup, model: ModelFolder, name: str = "model") -> list[str]:
-    """Each rank's path of the model, which its node fetches from the hub once, shares with the driver, or is sent.
+    """Each rank's path of a model, which its node fetches from the hub once, shares with the driver, or is sent.
 
     Args:
-        name: The name of the folder to which it is sent.
+        name: The folder's name in the temporary folder of a node that is sent it.
     """
     if model.commit is not None:
         nodes = list(dict.fromkeys(group.nodes))

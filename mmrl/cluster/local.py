@@ -34,7 +34,8 @@ def start_engine(
     device.check_gpu(kind)
     check_process(kind, spec.config, samples=spec.with_sampler, least_bytes=least_bytes, tell=progress)
     initial = None if spec.initial is None else spec.initial.fetched()
-    spec = replace(spec, folder=spec.folder.fetched(), initial=initial)
+    teachers = tuple(teacher.fetched() for teacher in spec.teachers)
+    spec = replace(spec, folder=spec.folder.fetched(), initial=initial, teachers=teachers)
     bound = socket.create_server(("127.0.0.1", 0))
     place = {"rank": 0, "node_rank": 0, "world_size": 1}
     os.environ.update(device.rank_variables(kind, **place, address="127.0.0.1", port=bound.getsockname()[1]))

@@ -115,6 +115,7 @@ class RankWorker:
     def start(self, job: RankJob) -> Mapping[str, Any]:
         """Build the engine, together with the other ranks; returns its description."""
         from mmrl.engine.network.folder import ModelFolder
+        from mmrl.engine.network.teacher import reopened
         from mmrl.engine.rank import RankEngine
         from mmrl.engine.spec import EngineSpec
 
@@ -131,7 +132,8 @@ class RankWorker:
             self._meeting = host_meeting(self._port)
         checkpoint = Path(job.checkpoint) if job.checkpoint else None
         args = config, folder, self._media, algorithm, job.max_images, job.with_sampler, checkpoint
-        spec = EngineSpec(*args, trains=job.trains, initial=initial)
+        teachers = tuple(reopened(path, folder) for path in job.teachers)
+        spec = EngineSpec(*args, trains=job.trains, initial=initial, teachers=teachers)
         self._engine = RankEngine(spec, self._kind)
         process = {"host": socket.gethostname(), "pid": os.getpid()}
         return {**self._engine.describe(), "process": process}
@@ -223,6 +225,10 @@ class RankWorker:
         with self._engine.span("update"):
             result = learner.network(role).update(rows)
         return replace(result, logprobs=PackedArrays(result.logprobs), entropies=PackedArrays(result.entropies))
+
+    def reset_reference(self) -> None:
+        learner: Learner = self._owner
+        learner.reset_reference()
 
     def inspect(self, prompts: Sequence[EncodedPrompt]) -> Inspection:
         return self._engine.inspect(prompts)

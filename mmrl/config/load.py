@@ -92,7 +92,7 @@ def to_yaml(config: Config, origins: Mapping[str, str] | None = None) -> str:
 
 def _resolve(tree: Located, problems: list[MMRLError], options_class: OptionsClass | None) -> LoadedConfig:
     tree, warnings, found = _renamed(tree)
-    tree, twice = _one_length(tree)
+    tree, twice = _one_length(_with_teachers(tree))
     problems = [*problems, *found, *twice]
     config, found, wrong = _validate(tree, options_class)
     blanks = list(_placeholders(tree))
@@ -123,6 +123,14 @@ def _renamed(tree: Located) -> tuple[Located, list[str], list[MMRLError]]:
             tree = merge(tree, nested(now, value))
             warnings.append(f"{old} is now called {new}, and the old name is for this version only ({value.origin})")
     return tree, warnings, problems
+
+
+def _with_teachers(tree: Located) -> Located:
+    """The tree with a list in place of the section ``reference`` as the section's teachers."""
+    found = tree.child("reference")
+    if found is None or not isinstance(found.value, list):
+        return tree
+    return merge(tree.without(["reference"]), nested(["reference", "teachers"], found))
 
 
 def _one_length(tree: Located) -> tuple[Located, list[MMRLError]]:

@@ -21,6 +21,7 @@ from mmrl.config.plugin_specs import (
     PluginSpec,
     RewardSpec,
 )
+from mmrl.config.reference import ReferenceConfig
 from mmrl.config.stop_condition import StopCondition
 from mmrl.config.yaml_tree import to_flow
 from mmrl.errors import plural
@@ -287,6 +288,7 @@ class Config(Section):
     """The learning rule."""
     environment: EnvironmentSpec | None = None
     """The plugin that answers the policy's turns; null makes every completion one turn."""
+    reference: ReferenceConfig = Field(default_factory=ReferenceConfig)
     sampler: SamplerConfig = Field(default_factory=SamplerConfig)
     learner: LearnerConfig = Field(default_factory=LearnerConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)

@@ -24,6 +24,8 @@ _WORDS: Mapping[str, str] = {
     "model.lora.targets": "target_modules lora_target_modules lora.target_modules",
     "model.chat_template":
         "chat_template override_chat_template custom_chat_template chat_template_path apply_chat_template",
+    "reference.path": "ref_model ref_model_path ref_model_name_or_path teacher_model_name_or_path teacher_model_path",
+    "reference.revision": "teacher_model_revision ref_model_revision",
     "data.template_options":
         "chat_template_kwargs apply_chat_template_kwargs enable_thinking preserve_thinking reasoning_effort",
     "data.train.path":
@@ -179,7 +181,7 @@ _ABSENT: Mapping[str, str] = {
     "padding_free use_remove_padding packing_samples pad_to_multiple_of": "rows are always packed, without padding",
     "ulysses_size ulysses_sequence_parallel_size ring_attn_size": "there is no sequence parallelism",
     "shuffle shuffle_dataset": "training rows are always shuffled, by trainer.seed",
-    "ref ref_model sync_ref_model disable_kl": "the reference is the initial policy; algorithm.kl.coef: 0 loads none",
+    "ref sync_ref_model disable_kl": "the reference is the initial policy; algorithm.kl.coef: 0 loads none",
     "val_before_train eval_on_start": "there is always an evaluation before the first step, if there is data.eval",
     "video_key videos": "videos are not read; take some frames as images",
     "load_checkpoint_path resume_mode resume_from_path resume_from_checkpoint find_last_checkpoint "
@@ -215,11 +217,12 @@ _ABSENT: Mapping[str, str] = {
 _ASIDE: Mapping[str, str] = {
     "critic value value_model reward_critic": "mmrl trains no critic",
     "ref reference ref_model reference_model":
-        "the reference is the initial policy, on the learner's ranks and with the learner's settings",
+        "the reference is the initial policy, or the model at reference.path, on the learner's ranks and with its "
+        "settings",
     "reward_model rm reward_manager": "a model that scores is a reward: see rewards",
     "val_kwargs val_override_config eval_kwargs validation":
         "an evaluation is greedy, or has trainer.eval_samples completions at sampler.temperature",
-    "teacher teacher_model": "mmrl has no teacher",
+    "teacher teacher_model": "a teacher is the model at reference.path",
 }  # fmt: skip
 """Sections of configs that are not about the policy's training, and what answers any of their keys."""
 

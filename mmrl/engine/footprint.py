@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from mmrl.config.sections import Config
@@ -19,8 +19,9 @@ from mmrl.engine.network.weights import shards
 from mmrl.engine.sampler.sampler_memory import SamplerMemory, sampler_memory
 from mmrl.engine.sampler.sleep_backend import discards_weights
 from mmrl.interfaces import Algorithm
-from mmrl.ops.cost import Work
+from mmrl.ops.cost import ModelShape, Work
 from mmrl.ops.memory import (
+    FrozenSize,
     States,
     Zero,
     activations,
@@ -49,11 +50,33 @@ KINDS = {
 """Names of kinds of bytes whose keys say too little."""
 
 
+@dataclass(frozen=True, slots=True)
+class FrozenModelSize:
+    """A frozen model, as a plan of memory needs it.
+
+    Attributes:
+        weight_bytes: Bytes of each of its weights.
+        is_initial: True for the initial policy, False for a teacher.
+    """
+
+    shape: ModelShape
+    size: FrozenSize
+    weight_bytes: Sequence[int]
+    is_initial: bool
+
+    @classmethod
+    def of(cls, folder: ModelFolder, width: int, *, is_initial: bool) -> FrozenModelSize:
+        """The size of a model with ``width`` bytes a number."""
+        shape, weights = model_shape(folder.config), weight_bytes(folder, width, quantize=False)
+        return cls(shape, FrozenSize(sum(weights) // width, shape.largest_weight), weights, is_initial)
+
+
 class PlannedModel:
     """A model, an algorithm and a device, as a plan of memory needs them.
 
     Args:
         sizes: Trained and frozen parameters of each part.
+        teachers: The folders of the teachers, if the reference is not the initial policy.
 
     Attributes:
         trained: Parameters with a gradient.
@@ -69,6 +92,7 @@ class PlannedModel:
         sizes: Mapping[str, tuple[int, int]],
         algorithm: Algorithm,
         kind: device.DeviceKind,
+        teachers: Sequence[ModelFolder] = (),
     ) -> None:
         self.shape, self.kind, self._folder = model_shape(folder.config), kind, folder
         self.trained = sum(trained for trained, _ in sizes.values())
@@ -80,7 +104,10 @@ class PlannedModel:
         self.precision = device.precision(kind, config.model.dtype)
         self.width = 2 if self.precision == "bfloat16" else 4
         self.vocabulary = folder.vocabulary.size
-        self.has_reference = REFERENCE in algorithm.needs().roles and lora is None
+        self.frozen_models: list[FrozenModelSize] = []
+        if REFERENCE in algorithm.needs().roles and (teachers or lora is None):
+            others = teachers or [folder]
+            self.frozen_models = [FrozenModelSize.of(each, self.width, is_initial=each is folder) for each in others]
         self._samplers: dict[tuple[int, int, int], SamplerMemory] = {}
 
     @property
@@ -110,13 +137,13 @@ class PlannedModel:
         held = self.states(config)
         if self.kind == "cpu":
             return HostMemory(learner=held.host)
-        reference = 0
-        place = device.reference_place(self.kind, config.learner.zero_stage) if self.has_reference else ""
-        if place == "host":
-            sizes = {str(number): size for number, size in enumerate(self._weight_bytes)}
-            reference = locked_bytes(sum(map(sizes.__getitem__, piece)) for piece in shards(sizes))
-        elif place == "sharded" and config.learner.offload == "parameters":
-            reference = locked_bytes(size // config.cluster.ranks for size in self._weight_bytes)
+        reference, place = 0, device.reference_place(self.kind, config.learner.zero_stage)
+        for other in self.frozen_models:
+            if place == "host":
+                sizes = {str(number): size for number, size in enumerate(other.weight_bytes)}
+                reference += locked_bytes(sum(map(sizes.__getitem__, piece)) for piece in shards(sizes))
+            elif place == "sharded" and config.learner.offload == "parameters":
+                reference += locked_bytes(size // config.cluster.ranks for size in other.weight_bytes)
         discards = samples and discards_weights(config.sampler)
         asleep = self.sampler(config).locked(discards=discards) if samples else 0
         return HostMemory(asleep, held.locked, reference, discards)
@@ -144,16 +171,19 @@ class PlannedModel:
         """States of one rank."""
         learner = config.learner
         settings = deepspeed_settings(learner, self.precision, self.kind)
-        return states(
+        held = states(
             self.trained,
             self.frozen,
             width=self.width,
             zero=Zero.of(settings, config.cluster.ranks),
             largest=self.largest,
-            reference=device.reference_place(self.kind, learner.zero_stage) if self.has_reference else None,
+            reference=device.reference_place(self.kind, learner.zero_stage) if self.frozen_models else None,
+            references=[other.size for other in self.frozen_models] or None,
             quantized=self.quantized,
             weight_bytes=self._weight_bytes if learner.offload != "none" else (),
         )
+        copies = 0 if config.reference.reset_every is None or self.frozen_models else self.trained * self.width
+        return replace(held, reference=held.reference + copies)  # a policy's adapters are copied whole on each rank
 
     def _logits(self, row: Work) -> int:
         logits = 4 * min(device.LOGITS_CHUNK_BYTES[self.kind] // 4, row.predicted * self.vocabulary)
@@ -176,9 +206,18 @@ class PlannedModel:
         at_once = device.MERGED_AT_ONCE[self.kind]
         return layer_weights(quantized=quantized, adapted=adapted, width=self.width, merged_at_once=at_once)
 
+    def _teacher_features(self, config: Config, rows: Sequence[Work]) -> int:
+        """Bytes of image features of the teacher with most; they are the policy's if their towers turn out equal."""
+        teachers = [other for other in self.frozen_models if not other.is_initial]
+        return max((self._feature_bytes(other.shape, config, rows) for other in teachers), default=0)
+
     def _image_features(self, config: Config, rows: Sequence[Work]) -> int:
         """Bytes of image features, kept for a step if the tower is not trained; see ``device.IMAGE_FEATURE_BYTES``."""
-        if (tower := self.shape.tower) is None or self.training.reaches("projector"):
+        return 0 if self.training.reaches("projector") else self._feature_bytes(self.shape, config, rows)
+
+    def _feature_bytes(self, shape: ModelShape, config: Config, rows: Sequence[Work]) -> int:
+        """Bytes of the features that a model's tower makes of the images of a step."""
+        if (tower := shape.tower) is None:
             return 0
         tokens = (
             sum(row.patches for row in rows) * config.learner.minibatches // (config.cluster.ranks * tower.merge**2)
@@ -201,8 +240,11 @@ class PlannedModel:
             longest: Tokens of the longest prompt and completion.
         """
         checkpointing = config.model.gradient_checkpointing
+        shapes = {id(shape): shape for shape in (self.shape, *(other.shape for other in self.frozen_models))}
         forward = [
-            forward_activations(self.shape, row, width=self.width, logits_bytes=self._logits(row)) for row in rows
+            forward_activations(shape, row, width=self.width, logits_bytes=self._logits(row))
+            for row in rows
+            for shape in shapes.values()
         ]
         return Footprint(
             self.states(config),
@@ -215,6 +257,7 @@ class PlannedModel:
             self._sampler_extra(config),
             self.sequence_bytes(config, longest),
             layer=self._layer_weights(),
+            teacher_features=self._teacher_features(config, rows),
         )
 
 
@@ -233,6 +276,7 @@ class Footprint:
         sampler_extra: Allowed for the sampler's activations and CUDA graphs.
         sequence: Cache of the longest sequence.
         layer: The largest weight that a layer makes to compute with: out of its 4 bits, or with its adapter.
+        teacher_features: As ``image_features``, of a teacher while it computes.
     """
 
     states: States
@@ -245,6 +289,7 @@ class Footprint:
     sampler_extra: int
     sequence: int
     layer: int = 0
+    teacher_features: int = 0
 
     def learning(self) -> dict[str, dict[str, int]]:
         """Bytes by phase and kind, while the learner owns the device."""
@@ -252,6 +297,7 @@ class Footprint:
         runtime = {"runtime": self.runtime + self.asleep}
         kept |= {"image features": self.image_features}
         used = kept | {"reference": held.reference + held.reference_used}
+        used["image features"] = self.image_features + self.teacher_features
         own = {"gradients": held.gradients, "buckets": held.buckets}
         whole = {"gathered": held.gathered, "layer": self.layer}
         buckets = own | {"buckets": held.buckets + held.reduced}

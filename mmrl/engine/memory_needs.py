@@ -39,7 +39,7 @@ def _planned_model(spec: EngineSpec, kind: DeviceKind) -> PlannedModel:
     config, folder = spec.config, spec.folder
     assert spec.algorithm is not None  # a learner is what takes memory
     sizes = part_sizes(folder, config.model.freeze, config.model.lora)
-    return PlannedModel(config, folder, sizes, spec.algorithm, kind)
+    return PlannedModel(config, folder, sizes, spec.algorithm, kind, spec.teachers)
 
 
 def _shares_with_vllm(spec: EngineSpec) -> bool:

@@ -8,7 +8,9 @@ from pathlib import Path
 from mmrl.config.sections import Config
 from mmrl.data.images import MediaStore
 from mmrl.engine.network.folder import ModelFolder
+from mmrl.engine_api import NetworkFiles
 from mmrl.interfaces import Algorithm
+from mmrl.token_columns import REFERENCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +22,10 @@ class EngineSpec:
         max_images: Most images in one prompt.
         with_sampler: False if nothing will be sampled.
         checkpoint: A folder for the learner to go on from, as ``Learner.save`` writes it;
-            the reference is the model folder's even then.
+            the reference is the model folder's, or a teacher, even then, unless it was reset.
         trains: False for a learner that computes log-probs alone, without an optimizer.
         initial: The folder of its reference then; None if it has none.
+        teachers: The folders of ``reference.teachers`` of the config, with the policy's token ids; see ``as_teacher``.
     """
 
     config: Config
@@ -34,6 +37,23 @@ class EngineSpec:
     checkpoint: Path | None = None
     trains: bool = True
     initial: ModelFolder | None = None
+    teachers: tuple[ModelFolder, ...] = ()
+
+    @property
+    def frozen_folders(self) -> tuple[ModelFolder, ...]:
+        """The folders of the models that the learner has beside the policy: the teachers', or the policy's own again.
+
+        A policy with adapters is the initial one without them.
+        """
+        if REFERENCE not in self.roles:
+            return ()
+        return self.teachers or ((self.folder,) if self.config.model.lora is None else ())
+
+    @property
+    def reset_reference(self) -> Path | None:
+        """The checkpoint's folder of a reference that was reset; None if the reference is what it was at the start."""
+        folder = None if self.checkpoint is None else self.checkpoint / NetworkFiles.of(REFERENCE).model
+        return folder if folder is not None and folder.is_dir() else None
 
     @property
     def roles(self) -> tuple[str, ...]:

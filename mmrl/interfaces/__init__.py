@@ -22,6 +22,7 @@ from mmrl.interfaces.monitors import (
     StepRecord,
     StepView,
 )
+from mmrl.interfaces.needs import Needs, Refill, Starvation
 from mmrl.interfaces.plugins import (
     API_VERSION,
     CORRECTION_BOUNDS,
@@ -30,14 +31,11 @@ from mmrl.interfaces.plugins import (
     Algorithm,
     CorrectionMode,
     KLEstimator,
-    Needs,
     Plugin,
     PluginConfig,
-    Refill,
     RunFacts,
     ShownRollout,
     SourceName,
-    Starvation,
     Tracker,
     served_needs,
 )

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Literal, get_args
 from pydantic import BaseModel, ConfigDict
 
 from mmrl.errors import contract_error, plugin_errors
-from mmrl.interfaces.views import View
-from mmrl.token_columns import COLUMNS, MISMATCHED_COLUMNS, POLICY, TokenColumn
+from mmrl.interfaces.needs import Needs
 from mmrl.types import (
     Batch,
     Credit,
@@ -114,105 +113,6 @@ class RunFacts:
     def has_component(self, name: str) -> bool:
         """True for a reward's component, and for a name that may be one of a reward's several: ``<reward>/<name>``."""
         return any(name == reward or name.startswith(f"{reward}/") for reward in self.rewards)
-
-
-Starvation = Literal["train_partial", "skip", "stop"]
-
-
-@dataclass(frozen=True, slots=True)
-class Refill:
-    """Replacement of groups that ``Algorithm.select`` rejects: in rounds, each by the next prompt's group.
-
-    Attributes:
-        max_rounds: Rounds of replacements after the first sampling of a step.
-        on_starvation: Action on a batch that is still not full: ``train_partial`` on the groups there are, ``skip``
-            the update and keep the groups for the next step, or ``stop`` the run.
-    """
-
-    max_rounds: int = 10
-    on_starvation: Starvation = "train_partial"
-
-    def __post_init__(self) -> None:
-        if self.max_rounds < 0 or self.on_starvation not in get_args(Starvation):
-            raise ValueError(f"max_rounds is at least 0 and on_starvation one of {', '.join(get_args(Starvation))}")
-
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """Needs of an algorithm beyond rollouts and rewards.
-
-    Values that it does not ask for are None in ``Batch`` and ``PackedTokens``, unless the run has them anyway.
-
-    Attributes:
-        reference_logprobs: Log-probs of the frozen initial policy; loads a second model.
-        old_logprobs: The learner's log-probs before ``credit``, even when one optimizer step follows.
-        min_group_size: Rollouts per prompt without which the estimator is undefined.
-        greedy_rollout: One more rollout per prompt at temperature 0, scored and never trained on.
-        entropy_gradient: ``PackedTokens.entropy_T`` with gradient.
-        refill: ``select`` is asked, and rejected groups are replaced; None trains on all sampled groups.
-        turns: ``Batch.turns``, ``turn_rewards`` and ``turn_states``, which only a run with an environment has.
-        values: ``Batch.values``, of a critic that is trained beside the policy. This need and ``last_state`` are not
-            served yet: an algorithm that asks for one is refused.
-        whole_groups: All rows of a group are in one micro-batch of one rank, and in one minibatch. A group of which the
-            credit keeps a single row is an error.
-        mismatched: ``Batch.mismatched_logprobs``, and with ``reference_logprobs`` those of the reference.
-        last_state: Rows keep the last token of their completion; ``Batch.final_values``.
-        all_turns: Every turn of the assistant after the first question that is not empty is learned where a
-            demonstration is a conversation, and not the last one alone.
-        views: Second forms of the prompts' images: ``PackedTokens.views`` has what the policy makes of those that are
-            scored, and a part of each group is sampled from the others.
-    """
-
-    reference_logprobs: bool = False
-    old_logprobs: bool = False
-    min_group_size: int = 1
-    greedy_rollout: bool = False
-    entropy_gradient: bool = False
-    refill: Refill | None = None
-    turns: bool = False
-    values: bool = False
-    whole_groups: bool = False
-    mismatched: bool = False
-    last_state: bool = False
-    all_turns: bool = False
-    views: tuple[View, ...] = ()
-
-    def columns(self, updates: int) -> tuple[TokenColumn, ...]:
-        """The token columns that a run has, the same in all of its steps.
-
-        Args:
-            updates: Optimizer steps on each batch. After the first of several the policy is another, so what it
-                computed before the step is kept, asked for or not.
-        """
-        return tuple(
-            column
-            for column in COLUMNS
-            if not column.need or getattr(self, column.need) or (column.role == POLICY and updates > 1)
-        )
-
-    @property
-    def mismatched_columns(self) -> tuple[TokenColumn, ...]:
-        """The columns that prompts with other rows' completions have too."""
-        asked = MISMATCHED_COLUMNS if self.mismatched else ()
-        return tuple(column for column in asked if column.role == POLICY or getattr(self, column.need))
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """The roles of the networks that compute these columns, the policy first."""
-        return tuple(dict.fromkeys([POLICY, *(column.role for column in self.columns(1) if column.role)]))
-
-    @property
-    def scored_views(self) -> dict[str, bool]:
-        """The views that are scored, by name; True with a gradient."""
-        return {view.name: view.gradient for view in self.views if view.scored}
-
-    @property
-    def unserved(self) -> tuple[str, ...]:
-        """Needs that this version does not serve."""
-        return tuple(name for name in _UNSERVED if getattr(self, name))
-
-
-_UNSERVED = ("values", "last_state")
 
 
 @dataclass(frozen=True, slots=True)

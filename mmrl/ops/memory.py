@@ -81,8 +81,8 @@ class States:
         gradients: As they are added up over micro-batches.
         buckets: Buffers in which gradients wait to be reduced.
         reduced: A copy of a bucket while ranks add it up.
-        reference: A second, frozen model between its uses.
-        reference_used: Bytes that it takes in addition while it computes.
+        reference: Further, frozen models between their uses.
+        reference_used: Bytes that one of them takes in addition while it computes.
         gathered: Weights that are whole only while they are in use, at most.
         step: Bytes that the optimizer step takes in addition: gradients in float32, and AdamW's intermediate values.
         host: Bytes in the host's memory instead.
@@ -113,6 +113,14 @@ class States:
         return {name: count for name, count in found.items() if count}
 
 
+@dataclass(frozen=True, slots=True)
+class FrozenSize:
+    """Parameters of a frozen model, and of its largest weight."""
+
+    parameters: int
+    largest: int
+
+
 def states(
     trained: int,
     frozen: int,
@@ -121,6 +129,7 @@ def states(
     zero: Zero,
     largest: int = 0,
     reference: str | None = None,
+    references: Sequence[FrozenSize] | None = None,
     quantized: int = 0,
     weight_bytes: Sequence[int] = (),
 ) -> States:
@@ -133,12 +142,13 @@ def states(
         largest: Parameters of the largest weight.
         reference: Place of a frozen model beside the policy between its uses: ``sharded`` over the ranks, in the
             ``host``'s memory or on the ``device``; None if there is none.
+        references: The frozen models there, of which one computes at a time; by default one of the policy's size.
         quantized: Frozen parameters in 4 bits.
         weight_bytes: Bytes of each weight, as it is held; by default they are one.
     """
     whole, stage = trained + frozen, zero.stage
     share = -(-trained // zero.ranks) if stage else trained
-    own = -(-whole // zero.ranks) * width
+    others = [FrozenSize(whole, largest)] if references is None else references
     held = (whole - quantized) * width + round(quantized * NF4_BYTES)
     weights = -(-held // zero.ranks) if stage == 3 else held
     master, optimizer = 4 * share * (width < 4 or stage > 0), 8 * share
@@ -151,6 +161,7 @@ def states(
     reduced = min(zero.reduce_bucket, trained) * width * (stage > 0 and zero.ranks > 1)
     gathers = stage == 3 and (zero.ranks > 1 or zero.offloads == "parameters")
     gathered = min((zero.reuse + largest) * width, held) * gathers
+    more = max(min(zero.reuse + each.largest, each.parameters) * width * gathers - gathered for each in others)
     host = locked = 0
     if zero.offloads == "none":
         step = _step(share, width, zero, largest, copies=not adds_in_place)
@@ -166,8 +177,10 @@ def states(
         host, locked = away.bytes, away.locked([size // zero.ranks for size in weight_bytes or (held,)])
         if zero.offloads == "parameters":  # they move into a tensor of their own, and torch keeps the memory
             locked += rounded(share * width)
-    places = {"sharded": own, "device": whole * width, "host": whole * width, None: 0}
-    other = places[reference]
+    whole_others = sum(each.parameters for each in others) * width
+    own = sum(-(-each.parameters // zero.ranks) for each in others) * width
+    other = {"sharded": own, "device": whole_others, "host": whole_others, None: 0}[reference]
+    at_once = {"sharded": max(more, 0), "host": max(each.parameters for each in others) * width}
     is_away = reference == "host" or (reference == "sharded" and zero.offloads == "parameters")
     return States(
         weights,
@@ -177,7 +190,7 @@ def states(
         buckets,
         reduced,
         reference=other * (not is_away),
-        reference_used=other * (reference == "host"),
+        reference_used=at_once.get(reference or "", 0),
         gathered=gathered,
         step=step,
         host=host + other * is_away,

@@ -198,10 +198,11 @@ class Collector:
         requests = [self._request(prompt, "", size, temperature) for prompt in prompts]
         members = members_of_views(needs.views, size)
         if not needs.greedy_rollout:
-            return self._generate_and_score(sampling, requests, members=members)
+            return self._generate_and_score(sampling, requests, members=members, needed=needs.rewards)
         # In the same call, so that both share the batch and the prompt's cached prefix.
         requests += [self._request(prompt, "greedy/", 1, 0.0) for prompt in prompts]
-        scored = self._generate_and_score(sampling, requests, num_groups=len(prompts), members=members)
+        count, needed = len(prompts), needs.rewards
+        scored = self._generate_and_score(sampling, requests, num_groups=count, members=members, needed=needed)
         return [with_greedy(*pair) for pair in zip(scored[: len(prompts)], scored[len(prompts) :], strict=True)]
 
     def _request(
@@ -252,12 +253,12 @@ class Collector:
         with closing(played):
             yield played
 
-    def _submit(self, group: RolloutGroup, failures: Failures) -> Scoring | EpisodeScoring:
+    def _submit(self, group: RolloutGroup, failures: Failures, *, needed: bool) -> Scoring | EpisodeScoring:
         """Score a group in the background."""
-        environment = self._config.environment
+        environment, rewards = self._config.environment, self._config.rewards
         if environment is None:
-            return self._scorer.submit(group, failures)
-        return score_episodes(self._scorer, self._config.rewards, environment.weights, group, failures)
+            return self._scorer.submit(group, failures, needed=needed)
+        return score_episodes(self._scorer, rewards, environment.weights, group, failures, needed=needed)
 
     def _generate_and_score(
         self,
@@ -268,11 +269,13 @@ class Collector:
         *,
         num_groups: int | None = None,
         members: Mapping[str, int] = MappingProxyType({}),
+        needed: bool = True,
     ) -> list[ScoredGroup]:
         """Scored groups in the order of their requests; those from ``num_groups`` on are greedy rollouts of others.
 
         Args:
             members: Rollouts of each group by the view that they are sampled from.
+            needed: As of ``Scorer.submit``.
         """
         num_groups = len(requests) if num_groups is None else num_groups
         clock, failures = sampling.clock, sampling.failures
@@ -289,7 +292,7 @@ class Collector:
                         self.generated.append(group)
                     else:  # cannot be recorded without its group
                         group = replace(group, rollouts=tuple(replace(each, greedy=True) for each in group.rollouts))
-                    scores.add(index, self._submit(group, failures))
+                    scores.add(index, self._submit(group, failures, needed=needed))
                     self._progress("generate", len(scores), len(requests))
                     for done in scores.unkept:
                         scores.result(done)
@@ -395,15 +398,21 @@ def step_metrics(found: SampledStep, batch: Batch, accuracy_of: str | None, *, r
 
     Args:
         batch: The same groups.
-        accuracy_of: The reward component that tells right from wrong; None where nothing is scored.
+        accuracy_of: The reward component that tells right from wrong; see ``judge_of``.
         refills: True if the algorithm may reject groups.
     """
     values = metrics.length_metrics(batch.masks, batch.truncated) | metrics.view_metrics(batch, found.with_views)
     if found.is_given:
         return {**values, **found.stats}
-    assert accuracy_of is not None, "what is sampled is scored"
-    values = {**values, **metrics.reward_metrics(batch, accuracy_of), **found.stats}
+    scored = {} if accuracy_of is None else metrics.reward_metrics(batch, accuracy_of)
+    values = {**values, **scored, **found.stats}
     return values | (metrics.refill_metrics([group.kept for group in found.groups], found.rounds) if refills else {})
+
+
+def judge_of(config: Config, needs: Needs, batch: Batch) -> str | None:
+    """The reward component that tells right from wrong in a batch; None if nothing had to score it, and nothing did."""
+    scored = needs.rewards or any(not np.isnan(values).all() for values in batch.components.values())
+    return config.accuracy if scored else None
 
 
 def select(algorithm: Algorithm, groups: Sequence[ScoredGroup]) -> list[bool]:

@@ -221,9 +221,11 @@ def disk(
 def _checkpoint_bytes(config: Config) -> tuple[int, int]:
     """Most bytes of a checkpoint for each parameter: of the weight, and of the optimizer's state.
 
-    That has Adam's two averages in float32, and in bfloat16 the float32 weight too.
+    That has Adam's two averages in float32, and in bfloat16 the float32 weight too. A reference that is reset is there
+    a second time.
     """
-    return (4, 8) if config.model.dtype == "float32" else (2, 4 + 8)
+    models = 1 if config.reference.reset_every is None else 2
+    return (4 * models, 8) if config.model.dtype == "float32" else (2 * models, 4 + 8)
 
 
 def gigabytes(count: int) -> str:

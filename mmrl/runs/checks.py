@@ -12,6 +12,8 @@ from mmrl.interfaces import Algorithm, Needs, View
 from mmrl.interfaces.views import members_of_views, try_views
 from mmrl.ops.categories import MOST
 from mmrl.step.source import Source
+from mmrl.token_columns import REFERENCE
+from mmrl.types import Prompt
 
 if TYPE_CHECKING:
     from mmrl.engine.network.folder import ModelFolder
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 def check_rollouts(config: Config, needs: Needs) -> None:
     """See that completions are scored, and as many of a prompt as the algorithm compares."""
     name, needed = config.algorithm.name, needs.min_group_size
-    if not config.rewards and config.environment is None:
+    if needs.rewards and not config.rewards and config.environment is None:
         remedy = "add one, or an environment that rewards turns"
         raise ConfigError(f"algorithm {name!r} needs a reward", where="rewards", remedy=remedy)
     if config.sampler.group_size < needed:
@@ -176,6 +178,58 @@ def check_quantization(config: Config, folder: ModelFolder) -> None:
         from mmrl.engine.network.quantization import check_installed
 
         check_installed()
+
+
+def check_reference(config: Config, needs: Needs) -> None:
+    """See that the algorithm asks for a reference, if the config says which."""
+    reference = config.reference
+    named = [f"{each.key}.path: {each.path}" for each in reference.models]
+    named += [] if reference.reset_every is None else [f"reference.reset_every: {reference.reset_every}"]
+    if named and REFERENCE not in needs.roles:
+        raise ConfigError(
+            f"algorithm {config.algorithm.name!r} asks for no reference's log-probs, so none would be used",
+            where=", ".join(named),
+            possible="an algorithm that needs one; for those with a penalty, algorithm.kl.coef above 0",
+            remedy="choose one of these, or remove the section reference",
+        )
+
+
+def check_taught(config: Config, teachers: Sequence[ModelFolder], prompt: Prompt) -> None:
+    """See that a row has a teacher, if there are any, and one that can read its images.
+
+    Raises:
+        ConfigError: There is none for its source, or it reads text alone.
+    """
+    taught = [(each, folder) for each, folder in zip(config.reference.models, teachers, strict=True)]
+    own = [(each, folder) for each, folder in taught if each.teaches(prompt.source)]
+    if taught and not own:
+        raise ConfigError(
+            f"no teacher teaches rows of {prompt.source}",
+            where=f"reference.teachers: sources; row {prompt.id}",
+            possible=", ".join(sorted({source for each, _ in taught for source in each.sources or ()})),
+            remedy="add the source to a teacher's, or add a teacher for it",
+        )
+    for each, folder in own:
+        observes = config.environment is not None and config.environment.max_images > 0
+        if (prompt.images or observes) and not folder.family.vision:
+            raise ConfigError(
+                f"the teacher reads text alone, and rows of {prompt.source} have images",
+                where=f"{each.key}.path: {each.path}; row {prompt.id}",
+                possible="a teacher of the policy's family; a text model for rows without images",
+                remedy="choose a teacher that reads images, or give it sources without any",
+            )
+
+
+def check_taught_sources(config: Config, training: PromptSource) -> None:
+    """See that each source that a teacher names is there."""
+    named = {source for each in config.reference.models for source in each.sources or ()}
+    if training.is_scanned and (missing := sorted(named - training.sources.keys())):
+        raise ConfigError(
+            f"teachers are meant for rows of {', '.join(missing)}, and there are none",
+            where=f"reference.teachers: sources; {training.name}",
+            possible=", ".join(sorted(training.sources)),
+            remedy="name labels of datasets, or what the rows themselves say that they are from",
+        )
 
 
 def check_ahead(config: Config, folder: ModelFolder, num_rows: int, *, samples: bool) -> None:

@@ -74,8 +74,8 @@ class Manifest:
 
     @property
     def has_optimizer(self) -> bool:
-        """True if every role has its optimizer's state."""
-        return all(role.optimizer for role in self.roles.values())
+        """True if every role that is trained has its optimizer's state."""
+        return all(role.optimizer for role in self.roles.values() if role.state)
 
     def without_optimizer(self) -> Manifest:
         """The manifest of a checkpoint whose optimizers' states were dropped."""
@@ -85,7 +85,8 @@ class Manifest:
 
     def drops(self, name: str) -> bool:
         """True if the file belongs to an optimizer's state that was dropped, and may not have been removed yet."""
-        return any(not role.optimizer and name.startswith(f"{role.state}/optimizer") for role in self.roles.values())
+        dropped = (role.state for role in self.roles.values() if role.state and not role.optimizer)
+        return any(name.startswith(f"{state}/optimizer") for state in dropped)
 
 
 def _seal(body: Mapping[str, Any]) -> str:

@@ -34,7 +34,9 @@ class RewardTrial:
 
     def __init__(self, scorer: Scorer, setup: RunSetup) -> None:
         prompts = _first_prompts(setup) if setup.config.rewards and setup.config.environment is None else ()
-        self._waiting: list[Scoring] = [scorer.submit(_made_up(prompt), Failures(bounded=False)) for prompt in prompts]
+        self._waiting: list[Scoring] = [
+            scorer.submit(_made_up(prompt), Failures(bounded=False), needed=_needed(setup)) for prompt in prompts
+        ]
         self.warnings: list[str] = []
 
     def check(self, patience_s: float = PATIENCE_S) -> None:
@@ -60,13 +62,19 @@ class RewardTrial:
 
 def _first_prompts(setup: RunSetup) -> Iterator[EncodedPrompt]:
     """The first usable prompt of each source among the first rows that rewards score."""
-    sources = [setup.training] if setup.step_source.samples else setup.evaluations.values()
+    sources = [setup.training] if setup.step_source.samples else []
+    sources += [] if _needed(setup) and sources else setup.evaluations.values()
     known = set[str]()
     for source in sources:
         for prompt in _usable(source, setup) if source.is_scanned else ():
             if prompt.prompt.source not in known:
                 known.add(prompt.prompt.source)
                 yield prompt
+
+
+def _needed(setup: RunSetup) -> bool:
+    """True if each row must have a reward; else rewards may be for held-out rows alone."""
+    return not setup.step_source.samples or setup.algorithm.needs().rewards
 
 
 def _usable(source: PromptSource, setup: RunSetup) -> Iterator[EncodedPrompt]:

@@ -75,7 +75,11 @@ class TrainingRun:
             stack.enter_context(self._console.guarding())
             stack.callback(self._console.close)
             with garbage_kept():
-                _ = setup.algorithm, setup.num_adapter_weights  # first: their errors come before anything starts
+                _ = (
+                    setup.algorithm,
+                    setup.num_adapter_weights,
+                    setup.teachers,
+                )  # first: their errors come before anything starts
                 warnings = [*config_warnings(setup), *model_warnings(setup)]
             for warning in warnings:
                 self._tell("warning", message=warning)

@@ -133,6 +133,22 @@ class RunSetup:
         return folder
 
     @cached_property
+    def teachers(self) -> tuple[ModelFolder, ...]:
+        """The teachers' folders, in the order of ``reference.teachers``; none if the reference is the initial policy.
+
+        Raises:
+            ConfigError: One cannot be opened, or does not agree with the policy.
+        """
+        from mmrl.engine.network.teacher import open_teacher
+
+        checks.check_reference(self.config, self.algorithm.needs())
+        pixels = self.config.data.min_pixels, self.config.data.max_pixels
+        return tuple(
+            open_teacher(each, self.folder, pixels, with_weights=self._with_weights)
+            for each in self.config.reference.models
+        )
+
+    @cached_property
     def media(self) -> MediaStore:
         data = self.config.data
         return MediaStore(self._media_folder, self.folder.image_sizes(data.min_pixels, data.max_pixels))
@@ -199,10 +215,11 @@ class RunSetup:
     @cached_property
     def prompts(self) -> PromptSource:
         """The training prompts, however few."""
-        data, scored = self.config.data, self.step_source.samples
+        data, scored = self.config.data, self.step_source.samples and self.algorithm.needs().rewards
         checks.check_reads_images(self.config, self.folder, self.algorithm.needs().views)
         source = self._source((data.train, *data.mix), "data.train", scored=scored)
         checks.check_reward_sources(self.config, source, lambda: self.evaluations.values())
+        checks.check_taught_sources(self.config, source)
         return source
 
     @cached_property
@@ -219,6 +236,7 @@ class RunSetup:
         code = {name: version for kind, spec in results for name, version in own_code(kind, spec).items()}
         evaluated = {source.name: source.fingerprint for source in self.evaluations.values()}
         model = {MODEL: model_fingerprint(self.folder), **template_fingerprint(self.folder)}
+        model |= {f"{each.key}.path": model_fingerprint(each) for each in self.teachers}
         return {**model, DATA: self.training.fingerprint, **evaluated, **code}
 
     @property
@@ -262,7 +280,7 @@ class RunSetup:
         from mmrl.engine.spec import EngineSpec
 
         args = self.config, self.folder, self.media, algorithm, self.max_images, self.with_sampler, checkpoint
-        return EngineSpec(*args)
+        return EngineSpec(*args, teachers=self.teachers)
 
     def num_rows(self, key: str, spec: DatasetSpec) -> int:
         """Rows of a dataset as its loader gives them, which needs no model."""
@@ -345,7 +363,8 @@ class RunSetup:
         return source
 
     def _check_row(self, prompt: Prompt) -> None:
-        """See that the algorithm can learn from a training row."""
+        """See that the algorithm can learn from a training row, and that a teacher can read it."""
+        checks.check_taught(self.config, self.teachers, prompt)
         self.step_source.check_row(prompt, self.config, self.algorithm.needs(), self.encoder)
 
     def _kind(self, num_rows: int) -> type[PromptSource]:

@@ -18,7 +18,7 @@ from mmrl.errors import DeviceBusyError, DeviceMemoryError, NumericsError, RankL
 from mmrl.interfaces import Alarm, Algorithm
 from mmrl.ops.alarms import Looked
 from mmrl.rollout.batch import SampledStep
-from mmrl.rollout.collector import Collector, step_metrics
+from mmrl.rollout.collector import Collector, judge_of, step_metrics
 from mmrl.step.adapter_notice import AdapterNotice
 from mmrl.step.check import LogprobCheck
 from mmrl.step.evaluate import ComparisonEvaluator, EvaluationRecorder, Evaluator
@@ -213,6 +213,7 @@ class Trainer:
         try:
             with self._run.profiler.step(step), self._run.watchdog.watch(f"step {step}"):
                 values = self.train_step(step)
+                self._reset_reference(step)
         except Stopped:  # no optimizer step was taken: the one before is where the run goes on
             if self._saved != step - 1:
                 self._save(step - 1, {}, before, needed=True)
@@ -344,10 +345,9 @@ class Trainer:
                 with clock.phase("check"):
                     self._check.check_first(found.rollouts, self._engine)
                 self._is_checked = True
-            batch = self._collector.batch(found.groups)
-            measured = step_metrics(
-                found, batch, self._config.accuracy, refills=self._algorithm.needs().refill is not None
-            )
+            batch, needs = self._collector.batch(found.groups), self._algorithm.needs()
+            judge = judge_of(self._config, needs, batch)
+            measured = step_metrics(found, batch, judge, refills=needs.refill is not None)
             if found.learned:
                 with self._engine.learning() as learner:
                     result = self._learn(found, batch if found.learns_all else None, learner, clock)
@@ -382,6 +382,12 @@ class Trainer:
                 self._updates.note(found.step, update, settings.num_updates)
 
         return finished(learn(found.learned, self._algorithm, learner, settings, batch=batch), note, clock)
+
+    def _reset_reference(self, step: int) -> None:
+        """Make the reference the policy that a step has left, if that is due; before the step's checkpoint."""
+        if self._config.reference.resets(step):
+            with self._engine.learning() as learner:
+                learner.reset_reference()
 
     def _wait_for_rollouts(self) -> None:
         with self._run.watchdog.watch("the record of rollouts"):

@@ -17,7 +17,16 @@ from mmrl.interfaces.views import try_views
 from mmrl.ops.objective import credit_of
 from mmrl.plugin_host import registry
 from mmrl.policy_gradient import PolicyGradient
-from mmrl.testing.batches import another_order, odd_batches, padded, polluted, random_batch, reordered, without
+from mmrl.testing.batches import (
+    another_order,
+    odd_batches,
+    other_rewards,
+    padded,
+    polluted,
+    random_batch,
+    reordered,
+    without,
+)
 from mmrl.testing.playback import RecordedBatch, Replay, play, replay
 from mmrl.testing.recorded import Arrays
 from mmrl.testing.rollouts import scored_groups
@@ -45,8 +54,9 @@ def check_algorithm(
     change nothing; the same batch gives the same numbers, and is not modified; only what ``needs`` asks for is used;
     there is a gradient at all; ``loss`` knows of ``credit`` only what its Credit says; an algorithm that takes over the
     ``state`` of one that has seen steps goes on as that one does, and JSON can hold it; ``select`` is there only where
-    ``needs`` has ``refill``, and answers one bool for each group, whatever invalid rollouts are worth; a view answers
-    an image, the same to the same seed, in its size if it is scored, and leaves the given one as it is.
+    ``needs`` has ``refill``, and answers one bool for each group, whatever invalid rollouts are worth; rewards change
+    nothing where ``needs`` has ``rewards=False``; a view answers an image, the same to the same seed, in its size if it
+    is scored, and leaves the given one as it is.
 
     Args:
         algorithm: A registered name, a class, or an algorithm, which is copied and left as it is.
@@ -196,6 +206,9 @@ class _Subject:
             "let means, deviations and counts go over rows where batch.valid alone: an invalid row's reward is 0 there"
         )
         compare("leaving invalid rows out", reordered(batch, valid), remedy, valid)
+        if not self.needs.rewards:
+            remedy = "ask for rewards (Needs(rewards=True)), or do not look at them: a run may have none"
+            compare("other rewards", other_rewards(batch), remedy)
         remedy = "compute in loss only what a token or its sequence needs: batch statistics belong into credit"
         for ranks, microbatches in PARTITIONS:
             parts = {"ranks": ranks, "microbatches": microbatches}

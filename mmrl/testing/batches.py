@@ -123,6 +123,11 @@ def _with_views(batch: Arrays, change: Callable[[Any], Any]) -> dict[str, Any]:
     return {**batch, **({"views": changed} if changed else {})}
 
 
+def other_rewards(batch: Arrays) -> dict[str, Any]:
+    """The batch with other rewards, in another order within each group."""
+    return _with_components(batch, lambda values_B: 1 - 2 * values_B)
+
+
 def _with_components(batch: Arrays, change: Callable[[Any], Any]) -> dict[str, Any]:
     """The batch with other values of each component, and the rewards that follow from them."""
     components = {name: change(values_B) for name, values_B in batch["components"].items()}

@@ -43,7 +43,7 @@ class FakeEngine(OneByOneSampler, Learner):
         self._config, self._algorithm = config, algorithm
         generator = torch.Generator().manual_seed(7)
         self.logits_PV = torch.randn(POSITIONS, len(LETTERS), generator=generator, requires_grad=True)
-        self._reference_PV = self.logits_PV.detach().clone()
+        self._reference_PV, self._is_reset = self.logits_PV.detach().clone(), False
         self.optimizer = torch.optim.AdamW([self.logits_PV], lr=config.learner.lr)
         self.updates = 0
         self.networks: Mapping[str, Any] = {"policy": self, "reference": SimpleNamespace(score=self._of_reference)}
@@ -128,6 +128,10 @@ class FakeEngine(OneByOneSampler, Learner):
         found = [[each.detach().numpy() for each in values] for values in (parts, entropies)]
         return UpdateResult(metrics, *found)
 
+    def reset_reference(self) -> None:
+        self._reference_PV, self._is_reset = self.logits_PV.detach().clone(), True
+        failpoints.reach("fake.reset")
+
     def save(self, folder: Path) -> Mapping[str, NetworkFiles]:
         (folder / "model").mkdir(parents=True)
         (folder / "state").mkdir(exist_ok=True)
@@ -141,11 +145,18 @@ class FakeEngine(OneByOneSampler, Learner):
         failpoints.reach("save.part")
         failpoints.reach("save.state")
         (folder / "state" / "learner.json").write_text(json.dumps({"updates": self.updates}))
-        return {"policy": NetworkFiles(optimizer=self._config.trainer.save_optimizer != "none")}
+        files = {"policy": NetworkFiles(optimizer=self._config.trainer.save_optimizer != "none")}
+        if self._is_reset:
+            files["reference"] = NetworkFiles.of("reference", trained=False)
+            (folder / "reference" / "model").mkdir(parents=True)
+            save_file({"logits": self._reference_PV}, folder / "reference" / "model" / "model.safetensors")
+        return files
 
     def _restore(self, checkpoint: Path) -> None:
         with torch.no_grad():
             self.logits_PV.copy_(load_file(checkpoint / "model" / "model.safetensors")["logits"])
+        if (reference := checkpoint / "reference" / "model" / "model.safetensors").exists():
+            self._reference_PV, self._is_reset = load_file(reference)["logits"], True
         state = load_file(checkpoint / "state" / "optimizer.safetensors")
         if state:
             self.optimizer.state[self.logits_PV] = state

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from mmrl.engine.network.layout import PackedLayout
 from mmrl.engine.network.linear_attention import pack_states
 from mmrl.engine.network.shape import model_shape
 from mmrl.ops.memory import (
+    FrozenSize,
     States,
     Zero,
     activations,
@@ -148,6 +149,17 @@ def test_a_reference_is_sharded_or_comes_from_the_host_while_it_computes(stage, 
         states(4 * M, 0, width=2, zero=Zero(stage, 8, offloads), reference=where) for where in (place, None)
     )
     assert (with_it.reference, with_it.reference_used, with_it.host - without.host) == expected
+
+
+@pytest.mark.parametrize(
+    ("stage", "place", "expected"),
+    [(3, "sharded", (5 * M, 2 * M)), (2, "host", (0, 56 * M)), (0, "device", (80 * M, 0))],
+)
+def test_teachers_are_kept_together_and_compute_one_at_a_time(stage, place, expected):
+    """One of 28 and one of 12 million parameters, whose largest weights have 2 and 1 million, beside a policy of 16."""
+    zero, teachers = replace(Zero(stage, 16), reuse=0), [FrozenSize(28 * M, 2 * M), FrozenSize(12 * M, M)]
+    found = states(16 * M, 0, width=2, zero=zero, largest=M, reference=place, references=teachers)
+    assert (found.reference, found.reference_used) == expected
 
 
 def test_settings_of_deepspeed_say_what_is_allocated():

@@ -21,6 +21,7 @@ from mmrl_algorithms.kto import KTO
 from mmrl_algorithms.mpo import MPO
 from mmrl_algorithms.orpo import ORPO
 from mmrl_algorithms.simpo import SimPO
+from tests.faults.runs import Runs, records
 
 VARIANTS = ["sigmoid", "cdpo", "robust", "ipo", "ipo_sum", "hinge", "dpop", "odpo"]
 
@@ -305,3 +306,16 @@ def test_several_updates_on_a_batch_are_refused(kind):
     run = RunFacts(group_size=1, prompts_per_step=8, max_new_tokens=16, updates_per_batch=2, rewards=())
     with pytest.raises(ValueError, match=r"2 updates per batch.*set learner\.minibatches: 1 and learner\.epochs: 1"):
         created(kind).check(run)
+
+
+def test_iterative_dpo_compares_with_the_policy_of_the_last_reset(fake_runs: Runs) -> None:
+    """The first of two optimizer steps after a reset finds no margin, and each later one finds some."""
+    config = fake_runs.config(
+        algorithm={"name": "dpo", "data": "sampled"}, reference={"reset_every": 2}, trainer={"steps": 5}
+    )
+    assert fake_runs.train(config) == 0
+    lines = [line for line in records(fake_runs.folder / "run" / "metrics.jsonl") if line["step"]]
+    margins = {line["step"]: line["preference/margin"] for line in lines}
+    assert [abs(margins[step]) < 1e-6 for step in (1, 2, 3, 4, 5)] == [True, False, True, False, True]
+    kept = fake_runs.folder / "run" / "checkpoints" / "step-000005"
+    assert (kept / "reference" / "model").is_dir() and fake_runs.replay(fake_runs.folder / "run") == 0

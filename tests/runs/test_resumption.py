@@ -56,6 +56,11 @@ SECTIONS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "reinforce_pp": lambda folder: {
         "algorithm": {"name": "reinforce_pp", "kl": {"coef": 0.05, "target": 0.001, "horizon": 50.0}}
     },
+    "reset": lambda folder: {
+        "algorithm": {"name": "grpo", "kl": {"coef": 0.5}},
+        "reference": {"reset_every": 3},
+        "learner": {"minibatches": 2},
+    },
     "sft": lambda folder: {
         "algorithm": {"name": "sft"},
         "learner": {"minibatches": 2},
@@ -75,6 +80,7 @@ def sections(runs: Runs, name: str, save_every: int) -> dict[str, Any]:
 
 CUTS: dict[str, Callable[[int], Any]] = {
     "killed in the update": lambda count: at("fake.update", count),
+    "killed when the reference is reset": lambda count: at("fake.reset", count),
     "killed when a checkpoint is written": lambda count: at("checkpoint.sealed", count),
     "killed when a checkpoint is there": lambda count: at("checkpoint.renamed", count),
     "stopped in sampling": lambda count: at("fake.generate", count, stop),
@@ -96,6 +102,7 @@ def train_with_a_cut(runs: Runs, config: Path, cut: Any) -> bool:
 
 TIERS = {
     "dapo": [pytest.mark.full],
+    "reset": [pytest.mark.full],
     "remax": [pytest.mark.slow],
     "reinforce_pp": [pytest.mark.slow],
     "sft": [pytest.mark.slow],
@@ -134,6 +141,30 @@ def check_that_there_was_something_to_lose(name: str, plain: Path, expected: dic
         assert all("reward/greedy_mean" in values for step, values in expected["metrics"].items() if step)
 
 
+def test_a_run_killed_between_a_reset_and_the_next_checkpoint_comes_out_as_the_unbroken_one(fake_runs: Runs):
+    """The reference becomes the policy after steps 2, 4 and 6; checkpoints come after 3 and 6."""
+    options = {**SECTIONS["reset"](fake_runs.folder), "reference": {"reset_every": 2}}
+    options["trainer"] = {"steps": 7, "save_every": 3, "keep_checkpoints": 9}
+    assert fake_runs.train(fake_runs.config("plain", **options)) == 0
+    expected = outcome(fake_runs.folder / "plain")
+    roles = {
+        path.name: {*json.loads((path / "manifest.json").read_text())["roles"]}
+        for path in (fake_runs.folder / "plain" / "checkpoints").iterdir()
+    }
+    before, after = {"policy"}, {"policy", "reference"}
+    assert [roles[f"step-{step:06}"] for step in (0, 3, 6, 7)] == [before, after, after, after]
+    for name, point, count in (("reset", "fake.reset", 2), ("update", "fake.update", 10), ("saved", "save.shard", 3)):
+        config = fake_runs.config(name, **options)
+        fake_runs.killed(config, point, count)
+        assert fake_runs.train(config) == 0
+        assert records(fake_runs.folder / name / "attempts.jsonl")[-2]["resumed_from"] == 3
+        found = outcome(fake_runs.folder / name)
+        for part in expected:
+            assert found[part] == expected[part], (name, part)
+    gaps = [values["kl/reference"] for values in expected["metrics"].values() if "kl/reference" in values]
+    assert gaps[2] == pytest.approx(0, abs=1e-3) and gaps[1] > 10 * gaps[2]  # of the minibatches of steps 3 and 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", CUTS)
 @pytest.mark.parametrize("name", SECTIONS)
@@ -147,7 +178,7 @@ def test_a_run_cut_once_anywhere_comes_out_as_the_unbroken_one(name, way, models
                 break
             assert runs.train(config) == 0
             assert outcome(tmp_path / f"cut{count}") == expected, count
-        assert count > 2
+        assert count > 2 or (way == "killed when the reference is reset" and (name != "reset") == (count == 1))
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_anew(fake_runs: Runs):
@@ -259,6 +290,10 @@ CHANGES = {
     "algorithm.name": ({"algorithm": {"name": "rloo"}}, "grpo -> rloo"),
     "rewards.0.weight": ({"rewards": letters(weight=0.5)}, "1.0 -> 0.5"),
     "rewards.1.name": ({"rewards": [*letters(), {"name": "exact"}]}, "null -> exact"),
+    "reference.path": (
+        {"algorithm": {"name": "grpo", "kl": {"coef": 0.1}}, "reference": {"path": "MODEL"}},
+        "null -> ",
+    ),
 }
 
 
@@ -280,7 +315,7 @@ def again(cut: Runs, tmp_path: Path) -> Any:
 
 @pytest.mark.parametrize("key", CHANGES)
 def test_what_changes_the_results_is_refused_by_name_unless_allowed(again: Runs, key, capsys):
-    changed, shown = CHANGES[key]
+    changed, shown = json.loads(json.dumps(CHANGES[key]).replace("MODEL", str(again.model)))
     before = {path: path.read_bytes() for path in (again.folder / "run").rglob("*") if path.is_file()}
     config = again.config(**{**changed, "trainer": {"steps": 3, **changed.get("trainer", {})}})
     assert again.train(config) == 2

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from PIL import Image
 
 from mmrl.cluster.launch import check_devices
 from mmrl.commands.cli import main
@@ -366,3 +367,104 @@ def test_ranks_of_a_cluster_are_asked_for_their_gpus():
         check_devices(ask, lambda: 8 * 10**9)
     check_devices(ask, lambda: 7 * 10**9)
     check_devices([("a", None)], lambda: pytest.fail("nobody has a GPU"))
+
+
+@pytest.fixture
+def taught(models: Callable[..., Path], tmp_path: Path) -> Callable[..., RunSetup]:
+    """A run on pictures, or on text alone, whose reference is another model."""
+
+    def build(family: str = "qwen2", *, pictured: bool = True, **sections: Any) -> RunSetup:
+        Image.new("RGB", (56, 56), (9, 9, 9)).save(tmp_path / "0.png")
+        row = (
+            {"problem": "<image>which?", "answer": "1", "images": ["0.png"]}
+            if pictured
+            else {"problem": "which?", "answer": "1"}
+        )
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row | {"id": str(i)}) + "\n" for i in range(4)))
+        config = {
+            "model": {"path": str(models("qwen2_5_vl"))},
+            "data": {"train": {"name": "table", "path": str(tmp_path / "rows.jsonl")}},
+            "rewards": [{"name": "exact"}],
+            "algorithm": {"name": "grpo", "kl": {"coef": 0.1}},
+            "reference": {"path": str(models(family))},
+            "trainer": {"prompts_per_step": 2},
+        }
+        return RunSetup(from_mapping(config | sections), tmp_path / "media")
+
+    return build
+
+
+def test_a_teacher_that_nobody_asks_is_refused(taught):
+    made = taught("qwen2_5_vl", algorithm={"name": "grpo"})
+    with pytest.raises(ConfigError, match="'grpo' asks for no reference's log-probs") as caught:
+        _ = made.teachers
+    assert "reference.path: " in caught.value.where and "algorithm.kl.coef" in caught.value.possible
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ({"revision": "main"}, r"reference\.revision is set, and reference\.path is null"),
+        ({"path": "a", "reset_every": 3}, r"reset_every makes the policy the reference, and reference\.path names"),
+        ({"reset_every": 3, "teachers": [{"path": "a"}]}, r"and reference\.teachers names another model"),
+        ({"path": "a", "teachers": [{"path": "b"}]}, r"reference\.path names a teacher, and reference\.teachers"),
+        ([{"path": "a"}, {"path": "b"}], "both teach rows of all sources, and not both have a weight"),
+        (
+            [{"path": "a", "weight": 2.0}, {"path": "b", "sources": ["x", "y"]}],
+            r"reference\.teachers\.0 and reference\.teachers\.1 both teach rows of x, rows of y",
+        ),
+        (
+            [{"path": "a", "sources": ["x", "y"]}, {"path": "b", "sources": ["y"], "weight": 1.0}],
+            "teach rows of y, and",
+        ),
+        ([{"sources": ["x"]}], r"reference\.teachers\.0\.path"),
+    ],
+)
+def test_a_reference_that_contradicts_itself_is_refused(taught, reference, message):
+    with pytest.raises(ConfigError, match=message):
+        taught(reference=reference)
+
+
+def test_teachers_share_the_sources_without_a_gap(taught, models):
+    path = str(models("qwen2_5_vl"))
+    known = taught(reference=[{"path": path, "sources": ["table"]}])
+    assert known.training.sources == {"table": 4}
+    assert known.fingerprints["reference.teachers.0.path"] == known.fingerprints["model"]
+    with pytest.raises(ConfigError, match="no teacher teaches rows of table") as caught:
+        _ = taught(reference=[{"path": path, "sources": ["other"]}]).training
+    assert caught.value.possible == "other" and "row " in caught.value.where
+    more = [{"path": path, "sources": ["table"]}, {"path": path, "sources": ["other"]}]
+    with pytest.raises(ConfigError, match="teachers are meant for rows of other, and there are none"):
+        _ = taught(reference=more).training
+    several = [{"path": path, "weight": 2.0}, {"path": path, "weight": 1.0}]
+    assert len(taught(reference=several).teachers) == 2
+
+
+def test_a_reference_that_is_reset_is_refused_where_none_is_used(taught):
+    with pytest.raises(ConfigError, match="'grpo' asks for no reference's log-probs") as caught:
+        _ = taught(algorithm={"name": "grpo"}, reference={"reset_every": 2}).teachers
+    assert "reference.reset_every: 2" in caught.value.where
+
+
+def test_a_text_teacher_is_for_rows_without_images(taught, monkeypatch):
+    monkeypatch.setattr("mmrl.engine.network.teacher._of_ids", lambda *args: ())  # the tiny models' ids differ
+    assert taught(pictured=False).training.max_images == 0
+    with pytest.raises(ConfigError, match="the teacher reads text alone, and rows of table have images") as caught:
+        _ = taught().training
+    assert caught.value.where.startswith("reference.path: ")
+
+
+def test_a_teachers_files_are_known_to_a_run_that_goes_on(taught):
+    made = taught("qwen2_5_vl")
+    found = made.fingerprints
+    assert found["reference.path"] == found["model"]  # the same files
+
+
+def test_check_names_the_teacher_and_why_it_does_not_agree(taught, models, capsys, tmp_path):
+    made = taught("qwen2_5_vl")
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(made.config.model_dump(mode="json")))
+    main(["check", str(path), "--json"])
+    assert json.loads(capsys.readouterr().out)["reference"] == [str(models("qwen2_5_vl"))]
+    assert main(["check", str(path), f"reference.path={models('qwen3_vl')}"]) != 0
+    assert "the teacher is of type qwen3_vl, and the policy of type qwen2_5_vl" in capsys.readouterr().err

@@ -17,6 +17,7 @@ import numpy as np
 from mmrl.commands.check.answers import try_rewards
 from mmrl.commands.check.episodes import cut_turns, observed_roles, walk
 from mmrl.commands.check.given_rows import GivenRows
+from mmrl.commands.check.networks import model_lines, prompt_lines, teacher_lines
 from mmrl.commands.check.overlaps import overlaps
 from mmrl.commands.check.profile import Profile, profile
 from mmrl.commands.check.references import check_references
@@ -39,7 +40,7 @@ from mmrl.runs.run_warnings import config_warnings, image_warnings, learning_war
 from mmrl.runs.sampled_rows import sampled_warnings
 from mmrl.runs.scored_rows import right_answer, row_warnings, writing
 from mmrl.runs.setup import RunSetup
-from mmrl.runs.summary import SHOWN_ROWS, kept_rows, template_lines
+from mmrl.runs.summary import SHOWN_ROWS, kept_rows
 from mmrl.system.console import Console
 from mmrl.system.report import Report, counted, excerpt, rows, shortened
 from mmrl.system.table import table
@@ -56,7 +57,6 @@ ENCODED = 32
 """Prompts whose images are always decoded and stored, evenly spread over a dataset."""
 DECODING_S = 10.0
 """Seconds for decoding the images of further rows of a dataset."""
-_SHOWN_CHARACTERS = 4000
 _TOOL_PROMPTS = {
     "template": "the model's chat template",
     "text": "a text in the system turn",
@@ -97,14 +97,11 @@ class _Examination:
         with self.report.guarded():
             check_place(Path(config.trainer.run_dir).expanduser())
         with self.report.guarded():
-            folder = self.setup.folder
-            line = f"{folder.family.model_type}, {folder.vocabulary.size} token ids"
-            if (adapters := self.setup.num_adapter_weights) is not None:
-                line += f", adapters of {adapters} parameters"
-            if quantize := config.model.quantize:
-                line += f"; the learner keeps the language model's linear layers in 4 bits ({quantize})"
-            self.report.add("model", folder.family.model_type, [line, *template_lines(self.setup)])
+            self.report.add("model", self.setup.folder.family.model_type, model_lines(self.setup))
             self._limits()
+            with self.report.guarded():
+                if teachers := teacher_lines(self.setup):
+                    self.report.add("reference", [each.name for each in self.setup.teachers], teachers)
             datasets = [partial(self._dataset, name) for name in ("train", *self._sets)]
             parts: list[Callable[[], None]] = [*datasets, self._both, self._learnable]
             for part in parts:
@@ -314,7 +311,7 @@ class _Examination:
                     continue
                 samples.append(self._show(first))
                 self.report.data["samples"] = samples
-                if self._scorer is not None:
+                if self._scorer is not None and self._scorer.scores(name):
                     trials.append(self._try_rewards(self._scorer, chain([first], prompts)))
                     self.report.data["trials"] = trials
 
@@ -357,10 +354,8 @@ class _Examination:
                 self._note(PluginError(what, where=where, remedy="correct the environment"))
 
     def _show(self, prompt: EncodedPrompt) -> dict[str, Any]:
-        rendered = prompt.text if len(prompt.text) <= _SHOWN_CHARACTERS else prompt.text[:_SHOWN_CHARACTERS] + "..."
         patches = [self.setup.folder.image_tokens(ref.width, ref.height) for ref in prompt.images]
-        note = f"; its image tokens stand for {', '.join(map(str, patches))} tokens" if patches else ""
-        lines = [f"{prompt.id}, {len(prompt.token_ids)} tokens{note}", *(f"| {line}" for line in rendered.splitlines())]
+        lines = prompt_lines(prompt, patches)
         lines += self._given.shown(prompt) if prompt.prompt.candidates and not self.setup.step_source.samples else []
         self.report.show("sample", lines)
         return {"id": prompt.id, "text": prompt.text, "tokens": len(prompt.token_ids), "image_tokens": patches}

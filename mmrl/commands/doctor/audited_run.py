@@ -110,7 +110,7 @@ class Audit:
     def _open(self) -> None:
         """Everything of the run that needs no device, but for its data."""
         setup = self._setup
-        _ = setup.algorithm, setup.folder, setup.num_adapter_weights
+        _ = setup.algorithm, setup.folder, setup.num_adapter_weights, setup.teachers
         most = MAX_IMAGES * setup.folder.family.vision
         tokens = self._config.data.max_prompt_tokens
         found = fitting(self._encoder, max_tokens=tokens, max_images=most, total_tokens=inf)
@@ -145,9 +145,8 @@ class Audit:
 
         setup, begin = self._setup, time.monotonic()
         most = max((len(prompt.images) for prompt in self._prompts), default=0)
-        self._engine = start_engine(
-            EngineSpec(self._config, setup.folder, setup.media, setup.algorithm, most, setup.with_sampler)
-        )
+        parts = (self._config, setup.folder, setup.media, setup.algorithm, most, setup.with_sampler)
+        self._engine = start_engine(EngineSpec(*parts, teachers=setup.teachers))
         about = self._engine.describe()
         names = [str(about[key]) for key in ("device_name", "sampler", "learner", "attention", "model_type")]
         ranks = self._config.cluster.ranks

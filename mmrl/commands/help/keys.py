@@ -20,7 +20,7 @@ from mmrl.config.synonyms import words
 from mmrl.config.yaml_tree import to_flow
 from mmrl.plugin_host.installed import installed
 
-_SECTIONS = "mmrl.config.sections", "mmrl.config.data", "mmrl.config.evaluations", "mmrl.config.plugin_specs"
+_SECTIONS = tuple(f"mmrl.config.{name}" for name in ("sections", "data", "evaluations", "reference", "plugin_specs"))
 _SHARED = "mmrl.policy_gradient"
 _WHERE: Mapping[str, str] = {
     "algorithm": "algorithm",

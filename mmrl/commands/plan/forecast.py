@@ -20,7 +20,7 @@ from mmrl.data.prompts import PromptSource
 from mmrl.engine import device
 from mmrl.engine.footprint import KINDS, PHASES, Footprint, PlannedModel, bound
 from mmrl.engine.learner.collation import shares_prefix
-from mmrl.errors import DataError, HubError, HubUnreachableError, ResourceError
+from mmrl.errors import DataError, HubError, HubUnreachableError, ResourceError, plural
 from mmrl.ops.cost import Training
 from mmrl.runs.budget import gigabytes
 from mmrl.runs.run_warnings import config_warnings, model_warnings
@@ -70,7 +70,7 @@ class _Forecast:
             cluster = {"name": "ray" if assumptions.gpus > 1 else "local", "ranks": assumptions.gpus}
             self._cluster_changes = {f"cluster.{name}": value for name, value in cluster.items()}
             self.config = config = config.model_copy(update={"cluster": config.cluster.model_copy(update=cluster)})
-        self.setup = RunSetup(config, media_folder, with_weights=assumptions.measure)
+        setup = self.setup = RunSetup(config, media_folder, with_weights=assumptions.measure)
         self.kind: device.DeviceKind = "cuda" if assumptions.memory_bytes is not None else device.detect()
         self.samples = self.setup.step_source.samples
         self.group_size = config.sampler.group_size if self.samples else self.setup.algorithm.needs().min_group_size
@@ -78,7 +78,7 @@ class _Forecast:
         if (error := self.setup.refusal_on(self.kind)) is not None:
             kind = "GPU" if self.kind == "cuda" else "CPU"
             self.report.warnings.append(f"{error.where}: {error.what}; such a run is refused on a {kind}")
-        self.model = PlannedModel(config, self.setup.folder, self.setup.part_sizes, self.setup.algorithm, self.kind)
+        self.model = PlannedModel(config, setup.folder, setup.part_sizes, setup.algorithm, self.kind, setup.teachers)
         self.shape = self.model.shape
         self._works: dict[int, Workload] = {}
         self._model()
@@ -282,10 +282,10 @@ class _Forecast:
             f"optimizer step {gigabytes(held.step)}",
         ]
         lines += [f"gathered weights at most {gigabytes(held.gathered)}"] if held.gathered else []
-        if self.model.has_reference:
-            line = f"reference model {gigabytes(held.reference)}"
-            line += f", while it computes {gigabytes(held.reference_used)} more" if held.reference_used else ""
-            lines.append(line)
+        if others := self.model.frozen_models:
+            name = "reference model" if others[0].is_initial else plural(len(others), "teacher")
+            more = f", while it computes {gigabytes(held.reference_used)} more" if held.reference_used else ""
+            lines.append(f"{name} {gigabytes(held.reference)}{more}")
         self.report.add("learner", data, lines)
 
     @cached_property

@@ -78,12 +78,12 @@ def replay(
             remedy=f"choose one that learns from {recorded}",
         )
     setup = run.setup(config)
-    _ = setup.algorithm  # it is checked against the config
+    needed = setup.algorithm.needs().rewards  # and it is checked against the config
     notes += config_warnings(setup) if is_what_if else []
     plays = with_environment and not is_what_if and config.environment is not None
     with Scorer(config.rewards) as scorer, ReplayedEnvironment(config) if plays else nullcontext() as environment:
         for step in steps:
-            player = _Player(run, step, config, setup.penalties, scorer, environment)
+            player = _Player(run, step, config, setup.penalties, scorer, environment, needed=needed)
             if is_what_if:
                 what_if = player.what_if([str(change) for change in changes])
                 yield StepReport(str(run.path), step, player.num_rollouts, [], [], [*notes, *player.notes], what_if)
@@ -93,6 +93,9 @@ def replay(
 
 class _Player:
     """One step.
+
+    Args:
+        needed: True if completions have to be scored.
 
     Attributes:
         notes: Facts that are unknown, or were left out.
@@ -106,7 +109,10 @@ class _Player:
         penalties: frozenset[str],
         scorer: Scorer,
         environment: ReplayedEnvironment | None,
+        *,
+        needed: bool,
     ) -> None:
+        self._needed = needed
         self._run, self._step, self._config, self._penalties = run, step, config, penalties
         self._environment = environment
         self._record, line = run.read(step), run.metrics(step)
@@ -206,8 +212,9 @@ class _Player:
             known.set_result(scored)
             return known
         if environment is None:
-            return self._scorer.submit(group, self._failures)
-        return score_episodes(self._scorer, self._config.rewards, environment.weights, group, self._failures)
+            return self._scorer.submit(group, self._failures, needed=self._needed)
+        rewards, weights = self._config.rewards, environment.weights
+        return score_episodes(self._scorer, rewards, weights, group, self._failures, needed=self._needed)
 
     def _explanations(self, versions: Mapping[str, Sequence[str]]) -> Explanations:
         """Why rewards may differ; a reward that does is asked again."""

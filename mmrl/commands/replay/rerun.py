@@ -23,7 +23,7 @@ from mmrl.ops.metrics import episode_metrics
 from mmrl.ops.objective import partial_loss, reduce_partials
 from mmrl.plugin_host import registry
 from mmrl.rollout.batch import SampledStep, batch_of, rollouts_of, weights_of
-from mmrl.rollout.collector import select, step_metrics
+from mmrl.rollout.collector import judge_of, select, step_metrics
 from mmrl.rollout.records import RecordedStep
 from mmrl.step.check import LogprobCheck
 from mmrl.step.learn import LearnSettings, StepResult, Update, finished, learn
@@ -249,7 +249,7 @@ def rerun(
         rollouts = rollouts_of(found)
         gathered = SampledStep(step, rollouts[0].weight_version, found, episode_metrics(rollouts, None))
         batch = batch_of(found, weights_of(config), rules.penalties)
-        values |= step_metrics(gathered, batch, config.accuracy, refills=needs.refill is not None)
+        values |= step_metrics(gathered, batch, judge_of(config, needs, batch), refills=needs.refill is not None)
     values |= LogprobCheck("float32", "warn", event=lambda kind, **fields: None).check_step(step, result.groups)
     if beside is not None:
         with plugin_errors(algorithm, "observe"):

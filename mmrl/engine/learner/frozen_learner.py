@@ -11,6 +11,7 @@ import torch
 from mmrl.engine import device
 from mmrl.engine.learner.collation import Collator, shares_prefix
 from mmrl.engine.learner.counting import UpdateCost
+from mmrl.engine.learner.image_features import ImageFeatures
 from mmrl.engine.learner.learner_settings import deepspeed_settings
 from mmrl.engine.learner.microbatches import Microbatches
 from mmrl.engine.learner.network import Network
@@ -87,5 +88,7 @@ def _network(
     share = shares_prefix(config.learner, folder)
     collator = Collator(folder, policy.model.base_model, images, torch_device, getattr(torch, precision), share=share)
     budget = TokenBudget(config.learner.tokens_per_microbatch)
-    batches = Microbatches(collator, module, cost, folder, budget, keeps_features=False)
+    where = torch.device(torch_device)
+    features = ImageFeatures(collator, policy, module, cost, folder, budget, where, keeps=False)
+    batches = Microbatches(collator, features, folder, budget)
     return Network(role, policy, module, batches, in_use=in_use)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from pydantic import ValidationError
@@ -13,19 +13,24 @@ from pydantic import ValidationError
 from mmrl.engine import device
 from mmrl.engine.learner.collation import Collator, shares_prefix
 from mmrl.engine.learner.counting import UpdateCost
+from mmrl.engine.learner.frozen import load_frozen, reference_network, shared_hash
+from mmrl.engine.learner.image_features import ImageFeatures
 from mmrl.engine.learner.learner_settings import check_overlap, compiles, deepspeed_settings
 from mmrl.engine.learner.learner_state import check_optimizer
 from mmrl.engine.learner.microbatches import Microbatches
 from mmrl.engine.learner.network import Network, TrainedNetwork
-from mmrl.engine.machine.full_device import TokenBudget
-from mmrl.engine.network.adapters import is_adapter
-from mmrl.engine.network.placement import place, place_frozen
+from mmrl.engine.learner.reset import AdapterCopy, PolicyCopy, WholeCopy
+from mmrl.engine.learner.teachers import Teachers
+from mmrl.engine.machine.full_device import TokenBudget, memory_of
+from mmrl.engine.network.adapters import is_adapter, read
+from mmrl.engine.network.placement import place
 from mmrl.engine.network.plain_model import WidePass
 from mmrl.engine.network.policy import Policy, load_policy
 from mmrl.engine.network.vision import ImageInputs
 from mmrl.engine.network.weights import Failures
 from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import Learner, NetworkFiles
+from mmrl.engine_api import Network as AnyNetwork
 from mmrl.errors import ConfigError
 from mmrl.token_columns import POLICY, REFERENCE
 
@@ -37,13 +42,20 @@ class DeepSpeedLearner(Learner):
         trained: The network of the policy; kept as ``trained``.
         frozen: The other networks, by role.
         settings: DeepSpeed's configuration; kept as ``settings``.
+        copy: The reference, if it may become the policy.
     """
 
     def __init__(
-        self, trained: TrainedNetwork, frozen: Mapping[str, Network], batches: Microbatches, settings: dict[str, Any]
+        self,
+        trained: TrainedNetwork,
+        frozen: Mapping[str, AnyNetwork],
+        batches: Microbatches,
+        settings: dict[str, Any],
+        copy: PolicyCopy | None,
     ) -> None:
         self.networks = {POLICY: trained, **frozen}
         self.trained, self.settings, self._batches = trained, settings, batches
+        self._copy = copy
 
     @property
     def weight_version(self) -> int:
@@ -55,8 +67,20 @@ class DeepSpeedLearner(Learner):
         """The weights that the sampler is to get."""
         return self.trained.policy
 
+    def reset_reference(self) -> None:
+        assert self._copy is not None, "the reference is a teacher, or there is none"
+        with memory_of("the copy of the policy"):
+            self._copy.take()
+
     def save(self, folder: Path) -> Mapping[str, NetworkFiles]:
-        return {POLICY: self.trained.save(folder)}
+        files = {POLICY: self.trained.save(folder)}
+        if self._copy is not None and self._copy.is_reset:
+            files[REFERENCE] = NetworkFiles.of(REFERENCE, trained=False)
+            failures = Failures()
+            with memory_of("the checkpoint"):
+                self._copy.save(folder / files[REFERENCE].model, failures)
+            failures.raise_first()
+        return files
 
     def forget_images(self) -> None:
         """As ``Microbatches.forget_images``."""
@@ -97,14 +121,13 @@ def build_learner(spec: EngineSpec, images: ImageInputs, kind: device.DeviceKind
     assert algorithm is not None, "an engine without an algorithm only samples"
     torch_device = device.torch_device(kind)
     settings = deepspeed_settings(config.learner, precision, kind)
-    policy = _load_policy(spec, kind, precision, trained=True)
+    policy = _load_policy(spec, kind, precision)
     check_overlap(kind, settings, max((p.numel() for p in policy.parameters() if p.requires_grad), default=0))
+    tower = shared_hash(spec, policy, folder) if spec.teachers else ""
+    copies = _saved_adapters(spec, policy, torch_device)
     # Each model is out of the host's memory, or has what it keeps of it, before the next one is read.
     place(policy, settings, torch_device)
-    frozen = {}
-    if REFERENCE in spec.roles and config.model.lora is None:
-        reference = _load_policy(spec, kind, precision, trained=False)
-        frozen[REFERENCE] = reference, *place_frozen(reference, settings, kind)
+    frozen = [load_frozen(spec, each, kind, precision, settings) for each in spec.frozen_folders]
     collator = Collator(
         folder,
         policy.model.base_model,
@@ -118,31 +141,37 @@ def build_learner(spec: EngineSpec, images: ImageInputs, kind: device.DeviceKind
     check_optimizer(settings)
     cost = UpdateCost.of(policy, folder)
     engine = _engine(policy, settings, checkpoints=config.model.gradient_checkpointing)
-    if REFERENCE in spec.roles and config.model.lora is not None:
-        frozen[REFERENCE] = policy, engine, policy.without_adapters
-    batches = Microbatches(collator, engine, cost, folder, TokenBudget(config.learner.tokens_per_microbatch))
+    budget = TokenBudget(config.learner.tokens_per_microbatch)
+    features = ImageFeatures(collator, policy, engine, cost, folder, budget, engine.device)
+    batches = Microbatches(collator, features, folder, budget)
     wide = WidePass(folder, images, kind, precision)
     trained = TrainedNetwork(POLICY, policy, engine, batches, cost, algorithm, config, folder, wide)
-    others = {
-        role: Network(role, each, module, batches, in_use=in_use) for role, (each, module, in_use) in frozen.items()
-    }
+    others, copy = dict[str, AnyNetwork](), cast(PolicyCopy | None, None)
+    networks = [reference_network(spec, each, batches, images, tower, kind, precision) for each in frozen]
+    if networks:
+        taught = config.reference.models
+        others[REFERENCE] = Teachers(taught, networks) if len(taught) > 1 else networks[0]
+        if not taught:
+            is_reset = spec.reset_reference is not None
+            copy = WholeCopy(policy, networks[0].policy, folder, is_reset=is_reset)
+    if REFERENCE in spec.roles and not frozen:
+        assert config.model.lora is not None, "the reference is the policy, without its adapters or with earlier ones"
+        copy = AdapterCopy(policy, folder, config.model.lora, copies)
+        others[REFERENCE] = Network(REFERENCE, policy, engine, batches, in_use=copy.in_use)
     if spec.checkpoint is not None:
         trained.restore(spec.checkpoint)
-    return DeepSpeedLearner(trained, others, batches, settings)
+    return DeepSpeedLearner(trained, others, batches, settings, copy)
 
 
-def _load_policy(spec: EngineSpec, kind: device.DeviceKind, precision: str, *, trained: bool) -> Policy:
-    """Read a model on rank 0, and build it without content on the others; see ``placement``.
-
-    Args:
-        trained: True for the model that the run goes on with, False for the initial one, frozen whole.
+def _load_policy(spec: EngineSpec, kind: device.DeviceKind, precision: str) -> Policy:
+    """Read the policy on rank 0, and build it without content on the others; see ``placement``.
 
     Raises:
         MMRLError: A rank cannot; raised on all of them.
     """
     config, folder, algorithm = spec.config, spec.folder, spec.algorithm
-    lora = config.model.lora if trained else None
-    saved = spec.checkpoint / NetworkFiles.of(POLICY).model if trained and spec.checkpoint is not None else None
+    lora = config.model.lora
+    saved = None if spec.checkpoint is None else spec.checkpoint / NetworkFiles.of(POLICY).model
     if saved is not None and is_adapter(saved) != (lora is not None):
         raise ConfigError(
             "the checkpoint holds " + ("a whole model" if lora else "an adapter"),
@@ -154,9 +183,9 @@ def _load_policy(spec: EngineSpec, kind: device.DeviceKind, precision: str, *, t
             folder if lora or saved is None else replace(folder, path=str(saved)),
             kind,
             precision,
-            freeze=config.model.freeze if trained else ("vision", "projector", "language"),
+            freeze=config.model.freeze,
             temperature=config.sampler.temperature,
-            entropy_gradient=trained and algorithm is not None and algorithm.needs().entropy_gradient,
+            entropy_gradient=algorithm is not None and algorithm.needs().entropy_gradient,
             lora=lora,
             adapter=saved,
             seed=config.trainer.seed,
@@ -164,6 +193,19 @@ def _load_policy(spec: EngineSpec, kind: device.DeviceKind, precision: str, *, t
             quantize=lora is not None and config.model.quantize is not None,
         )
     return policy  # noqa: RET504 (the block raises at its end what went wrong on a rank)
+
+
+def _saved_adapters(spec: EngineSpec, policy: Policy, torch_device: str) -> list[torch.Tensor] | None:
+    """The adapters of a checkpoint's reference; None if it has none.
+
+    Raises:
+        MMRLError: A rank cannot read them; raised on all of them.
+    """
+    if not policy.adapted or spec.reset_reference is None:
+        return None
+    with Failures().raising():
+        found = read(policy.adapted, spec.reset_reference)
+    return [each.to(torch_device, policy.model.dtype) for each in found]
 
 
 def _engine(policy: Policy, settings: dict[str, Any], *, checkpoints: bool) -> Any:

@@ -36,6 +36,7 @@ REMEDIES = {
     "the update": _ROWS,
     "the optimizer step": _LESS_OF_LEARNER,
     "learning": _ROWS,
+    "the copy of the policy": _LESS_OF_LEARNER,
     "the checkpoint": _LESS_OF_LEARNER,
 }
 """Settings that need less memory, by the phase in which it ran out."""

@@ -163,9 +163,8 @@ def write_config(folder: ModelFolder, adapters: Sequence[Adapter], lora: LoraCon
     ).save_pretrained(str(target))
 
 
-@torch.no_grad()
-def load(adapters: Sequence[Adapter], folder: Path) -> None:
-    """Take over the matrices of a folder.
+def read(adapters: Sequence[Adapter], folder: Path) -> list[torch.Tensor]:
+    """The matrices of a folder, in the order of ``file_names``.
 
     Raises:
         ConfigError: The folder holds other matrices, or other shapes.
@@ -182,8 +181,14 @@ def load(adapters: Sequence[Adapter], folder: Path) -> None:
             where=f"{folder / WEIGHTS}: {', '.join(different[:3])}",
             remedy="go on with the checkpoint's model.lora",
         )
-    for name, parameter in own.items():
-        parameter.copy_(saved[name])
+    return [saved[name] for name in own]
+
+
+@torch.no_grad()
+def load(adapters: Sequence[Adapter], folder: Path) -> None:
+    """Take over the matrices of a folder; errors as of ``read``."""
+    for parameter, values in zip(file_names(adapters).values(), read(adapters, folder), strict=True):
+        parameter.copy_(values)
 
 
 def is_adapter(folder: Path) -> bool:

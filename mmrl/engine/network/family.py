@@ -207,7 +207,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 )
 
 
-def family_of(model_type: str | None, path: str) -> Family:
+def family_of(model_type: str | None, where: str) -> Family:
     """The family that a config.json's ``model_type`` names.
 
     Raises:
@@ -217,7 +217,7 @@ def family_of(model_type: str | None, path: str) -> Family:
     if family is None:
         raise ConfigError(
             f"models of type {model_type!r} are not supported" if model_type else "config.json names no model_type",
-            where=f"model.path: {path}",
+            where=where,
             possible="".join(f"\n    {family.line}" for family in FAMILIES.values()),
             remedy=f"choose a model of one of these families; {PAGE} says what is proven for each",
         )

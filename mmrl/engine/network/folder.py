@@ -48,6 +48,7 @@ class ModelFolder:
         processor: The multimodal processor; None for a text model.
         trust_remote_code: True if Python code of the folder may run.
         template: The chat template that is asked for, with its options; by default the folder's own, without any.
+        key: The key of the config whose ``path`` names the folder.
     """
 
     name: str
@@ -61,6 +62,7 @@ class ModelFolder:
     vocabulary: Vocabulary
     trust_remote_code: bool = False
     template: TemplateChoice = field(default_factory=TemplateChoice)
+    key: str = "model"
 
     @classmethod
     def open(
@@ -71,6 +73,7 @@ class ModelFolder:
         trust_remote_code: bool = False,
         with_weights: bool = True,
         template: TemplateChoice | None = None,
+        key: str = "model",
     ) -> ModelFolder:
         """Read a model's configuration files.
 
@@ -78,6 +81,7 @@ class ModelFolder:
             revision: Branch, tag or commit of a hub model; None for its default branch.
             with_weights: True if a folder must hold them; a hub model's are never fetched here.
             template: None for the folder's own chat template, without options.
+            key: The key of the config whose ``path`` is the name, for messages.
 
         Raises:
             ConfigError: The folder is missing, incomplete or damaged, the family is not supported, or the chat template
@@ -86,8 +90,8 @@ class ModelFolder:
             ResourceError: transformers is too old for a model that reads images.
         """
         repo = HubRepo("model", name, revision).pinned() if _is_hub_id(name) else None
-        here = _local(name, revision, with_weights) if repo is None else _configuration(repo)
-        where = f"model.path: {name}" if repo is None else str(repo)
+        here = _local(name, revision, key, with_weights) if repo is None else _configuration(repo)
+        where = f"{key}.path: {name}" if repo is None else str(repo)
         with without_unused():
             from transformers import (
                 MODEL_MAPPING,
@@ -102,7 +106,7 @@ class ModelFolder:
         try:
             # First without transformers, whose message on an unknown type says less.
             written, _ = PreTrainedConfig.get_config_dict(here)
-            family = family_of(written.get("model_type"), name)
+            family = family_of(written.get("model_type"), f"{key}.path: {name}")
             if family.vision:
                 check_processor(here, family, where)
             config = AutoConfig.from_pretrained(here, **options)
@@ -143,8 +147,8 @@ class ModelFolder:
             _check_weights(here)
         processor = processor if family.vision else None
         commit = repo.revision if repo else None
-        files = (name, str(here), commit)
-        return cls(*files, family, config, generation, tokenizer, processor, vocabulary, trust_remote_code, template)
+        facts = (name, str(here), commit, family, config, generation, tokenizer, processor, vocabulary)
+        return cls(*facts, trust_remote_code, template, key)
 
     def fetched(self) -> ModelFolder:
         """The same with ``path`` a folder on this machine that has the weights; call it once per machine.
@@ -296,29 +300,29 @@ def _is_hub_id(name: str) -> bool:
     return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) is not None and not Path(name).parent.exists()
 
 
-def _local(name: str, revision: str | None, with_weights: bool) -> Path:
+def _local(name: str, revision: str | None, key: str, with_weights: bool) -> Path:
     """The folder of that name."""
     here = Path(name).expanduser()
     if (here / "adapter_config.json").is_file() and not (here / "config.json").is_file():
         raise ConfigError(
             f"{name} holds an adapter, and no whole model",
-            where="model.path",
+            where=f"{key}.path",
             possible="the folder of a whole model; a run goes on from an adapter with --resume PATH",
             remedy="merge it into its model: `mmrl export`",
         )
     if not ((here / "config.json").is_file() and (any(here.glob("*.safetensors")) or not with_weights)):
-        raise _no_model(name, here)
+        raise _no_model(name, here, key)
     if revision is not None:
         raise ConfigError(
             "a folder has no revisions",
-            where=f"model.revision: {revision}",
+            where=f"{key}.revision: {revision}",
             possible="a revision of a model on the hub",
             remedy=f"remove it, or name the model on the hub instead of {name}",
         )
     return here
 
 
-def _no_model(name: str, here: Path) -> ConfigError:
+def _no_model(name: str, here: Path, key: str) -> ConfigError:
     """The error for a path that is no model's folder, with what it lacks."""
     what, remedy = f"no model folder at {name}", "check the path"
     if here.is_dir():
@@ -333,7 +337,7 @@ def _no_model(name: str, here: Path) -> ConfigError:
     elif here.exists():
         what = f"{what}: that is a file"
     possible = "a folder with config.json, tokenizer and safetensors, or a hub id such as org/name"
-    return ConfigError(what, where="model.path", possible=possible, remedy=remedy)
+    return ConfigError(what, where=f"{key}.path", possible=possible, remedy=remedy)
 
 
 def _models_below(here: Path) -> list[Path]:

@@ -231,7 +231,7 @@ def load_policy(
     with torch.random.fork_rng(devices=[]):  # some layers draw numbers when they are made
         model = _read(folder, reading) if with_weights else empty_model(folder, options)
     if folder.family.vision:
-        check_takes_image_features(model.base_model, f"model.path: {folder.name}")
+        check_takes_image_features(model.base_model, f"{folder.key}.path: {folder.name}")
         # Not above: for a name with "flash" in it, transformers would there look for a package.
         tower = device.tower_attention(kind, dtype) if folder.images.packed_tower else "sdpa"
         model.set_attn_implementation({"vision_config": tower})
@@ -281,13 +281,13 @@ def _read(folder: ModelFolder, options: dict[str, Any]) -> Any:
     except Exception as error:  # files of somebody else's: transformers raises whatever it stumbles over
         raise ConfigError(
             f"the model's weights cannot be read: {first_line(error)}",
-            where=f"model.path: {folder.path}",
+            where=f"{folder.key}.path: {folder.path}",
             remedy="fetch the files again, or see that the machine has memory for the model",
         ) from error
     if absent := sorted(found["missing_keys"]):
         raise ConfigError(
             f"the model's files lack {len(absent)} of its weights: {', '.join(absent[:5])}",
-            where=f"model.path: {folder.path}",
+            where=f"{folder.key}.path: {folder.path}",
             remedy="name a complete folder of a model that generates text",
         )
     return model
@@ -307,13 +307,18 @@ def empty_model(folder: ModelFolder, options: dict[str, Any]) -> Any:
     return model.eval()  # as a model that was read
 
 
-def gathered(*parameters: torch.nn.Parameter) -> AbstractContextManager[Any]:
-    """The parameters whole, if they are partitioned; all ranks enter together."""
+def gathered(*parameters: torch.nn.Parameter, changes: bool = False) -> AbstractContextManager[Any]:
+    """The parameters whole, if they are partitioned; all ranks enter together.
+
+    Args:
+        changes: True to keep what the block makes of them; rank 0's counts.
+    """
     if not any(map(_is_partitioned, parameters)):
         return nullcontext()
     import deepspeed
 
-    found: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(list(parameters))
+    writer = 0 if changes else None
+    found: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(list(parameters), modifier_rank=writer)
     return found
 
 

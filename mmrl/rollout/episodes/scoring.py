@@ -65,12 +65,15 @@ def score_episodes(
     weights: Mapping[str, float],
     group: RolloutGroup,
     failures: Failures,
+    *,
+    needed: bool = True,
 ) -> EpisodeScoring:
     """Score a group of episodes in the background.
 
     Args:
         rewards: The scorer's.
         weights: ``environment.weights``.
+        needed: As of ``Scorer.submit``.
 
     Raises:
         RewardError: There are too many failures in the step already.
@@ -82,7 +85,7 @@ def score_episodes(
     scoring = None
     if places and is_scored:
         well = replace(group, rollouts=tuple(group.rollouts[place] for place in places))
-        scoring = scorer.submit(well, failures)
+        scoring = scorer.submit(well, failures, needed=needed)
     return EpisodeScoring(group, weights, rewards, places, scoring)
 
 

@@ -46,29 +46,34 @@ class Scorer:
         self._rewards = tuple(rewards)
         self._pools = reward_pools(rewards, workers, max_growth_bytes=max_growth_bytes)
 
-    def submit(self, group: RolloutGroup, failures: Failures | None = None) -> Scoring:
+    def scores(self, source: str) -> bool:
+        """True if a reward scores rows of a source."""
+        return any(not spec.sources or source in spec.sources for spec in self._rewards)
+
+    def submit(self, group: RolloutGroup, failures: Failures | None = None, *, needed: bool = True) -> Scoring:
         """Score a group in the background, with the rewards that score rows of its source.
 
         Args:
             failures: The counts of the group's step; None sets no bound.
+            needed: False if the rewards are for a person: there may be none, and all rollouts are valid.
 
         Raises:
             ConfigError: No reward scores such rows.
             RewardError: There are too many failures in the step already.
         """
-        assert self._rewards, "nothing to score with"
+        assert self._rewards or not needed, "nothing to score with"
         failures = Failures(bounded=False) if failures is None else failures
         failures.check()
         source = group.prompt.prompt.source
         scoring = [place for place, spec in enumerate(self._rewards) if not spec.sources or source in spec.sources]
-        if not scoring:
+        if not scoring and needed:
             _raise_unscored(group, self._rewards)
         parts = [
             (places, pool.submit(group.rollouts, wanted, failures))
             for places, pool in self._pools
             if (wanted := frozenset(i for i, place in enumerate(places) if place in scoring))
         ]
-        return Scoring(group, self._rewards, parts, failures)
+        return Scoring(group, self._rewards, parts, failures, needed)
 
     def reward(self, place: int) -> PooledReward:
         """One of the rewards alone."""
@@ -114,12 +119,14 @@ class Scoring:
 
     Attributes:
         parts: For each pool that scores it, the places of the pool's rewards, and their scores to come.
+        needed: As ``Scorer.submit`` was told.
     """
 
     group: RolloutGroup
     rewards: Sequence[RewardSpec]
     parts: Sequence[tuple[Sequence[int], Future[Mapping[int, RewardScores]]]]
     failures: Failures
+    needed: bool = True
 
     def done(self) -> bool:
         """True if ``result`` is there at once."""
@@ -141,7 +148,7 @@ class Scoring:
         return self._combined(found)
 
     def _combined(self, found: Mapping[int, RewardScores]) -> ScoredGroup:
-        """The weighted sum; a rollout that any of the rewards could not score is invalid and has reward 0."""
+        """The weighted sum; a rollout that any of the needed rewards could not score is invalid and has reward 0."""
         shape = len(self.group.rollouts)
         total, valid = np.zeros(shape), np.ones(shape, np.bool_)
         components: dict[str, FloatArray] = {spec.metric: np.full(shape, np.nan) for spec in self.rewards}
@@ -153,6 +160,7 @@ class Scoring:
             answers |= {} if (read := found[place].answers) is None else {spec.metric: read}
             components[spec.metric] = values
             components |= self._parts(spec.metric, found[place])
+            values = values if self.needed else np.nan_to_num(values)
             total += spec.weight * values
             valid &= ~np.isnan(values)
         return ScoredGroup(self.group, np.where(valid, total, 0.0), valid, components, answers=answers)

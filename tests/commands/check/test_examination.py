@@ -318,11 +318,12 @@ def test_images_of_observations_need_room_for_each_turn_up_to_their_limit() -> N
 
 @pytest.mark.parametrize(("dtype", "weight", "optimizer"), [("float32", 4, 8), ("bfloat16", 2, 12)])
 def test_optimizers_states_that_are_not_saved_need_no_room(dtype: str, weight: int, optimizer: int) -> None:
-    def needed(save: str) -> int | None:
+    def needed(save: str, reset: int | None = None) -> int | None:
         plain: dict[str, Any] = {
             "model": {"path": "m", "dtype": dtype},
             "data": {"train": {"name": "table"}},
             "algorithm": {"name": "grpo"},
+            "reference": {"reset_every": reset},
             "trainer": {"keep_checkpoints": 3, "save_optimizer": save},
         }
         return disk(from_mapping(plain), 1000, [10], 0).checkpoints
@@ -330,6 +331,7 @@ def test_optimizers_states_that_are_not_saved_need_no_room(dtype: str, weight: i
     assert needed("all") == 1000 * 4 * (weight + optimizer)
     assert needed("last") == 1000 * (4 * weight + 2 * optimizer)
     assert needed("none") == 1000 * 4 * weight
+    assert needed("all", reset=5) == 1000 * 4 * (2 * weight + optimizer)  # the reference is there too
 
 
 def test_a_run_that_learns_from_demonstrations_has_numbers_of_its_own() -> None:

@@ -115,9 +115,11 @@ def measure(folder: str, sections: dict[str, Any]) -> dict[str, Any]:
     import numpy as np
 
     from mmrl.config.load import from_mapping
+    from mmrl.config.reference import Teacher
     from mmrl.data.images import ImageGrid, MediaStore
     from mmrl.engine.network.folder import ModelFolder
     from mmrl.engine.network.quantization import packed_layers
+    from mmrl.engine.network.teacher import open_teacher
     from mmrl.engine.rank import RankEngine
     from mmrl.engine.spec import EngineSpec
     from mmrl.engine.text.encoding import Encoder
@@ -127,8 +129,9 @@ def measure(folder: str, sections: dict[str, Any]) -> dict[str, Any]:
     from mmrl_algorithms.grpo import GRPO
 
     options = dict(sections)
-    kl = options.pop("kl", None)
-    model = ModelFolder.open(folder)
+    kl, model = options.pop("kl", None), ModelFolder.open(folder)
+    named = [Teacher("reference", str(Path(folder).with_name("teacher")), None)] * options.pop("teacher", False)
+    teachers = tuple(open_teacher(each, model, (3136, 50176)) for each in named)
     base = {"data": {"train": {"name": "table"}}, "algorithm": {"name": "grpo"}}
     config = from_mapping(base | options | {"model": {"path": folder, **options.get("model", {})}})
     media = MediaStore(Path(folder, f"media-{os.environ['RANK']}"), ImageGrid(28, 3136, 50176))
@@ -143,7 +146,7 @@ def measure(folder: str, sections: dict[str, Any]) -> dict[str, Any]:
         ).values()
     )
     algorithm = GRPO(GRPO.Config.model_validate({"kl": {"coef": 0.1}} if kl else {}))
-    engine = RankEngine(EngineSpec(config, model, media, algorithm, 0, with_sampler=False), "cpu")
+    engine = RankEngine(EngineSpec(config, model, media, algorithm, 0, with_sampler=False, teachers=teachers), "cpu")
     with engine.learning() as learner:
         if kl:
             known = zip(rows, learner.network("reference").score(samples), strict=True)
@@ -157,12 +160,14 @@ def measure(folder: str, sections: dict[str, Any]) -> dict[str, Any]:
             learner.network("policy").update(rows)
     answer: dict[str, Any] = {name: dict(getattr(found, name)) for name in ("most", "stepping", "resident")}
     answer["settings"] = learner.settings
+    own = learner.network("reference").policy.parameters() if teachers else ()
+    answer["teacher"] = [getattr(p, "ds_numel", p.numel()) for p in own]
     packed = {id(layer.weight): layer for layer in packed_layers(learner.policy)}
     quantized = sum(layer.in_features * layer.out_features for layer in packed.values())
     parameters = list(learner.policy.parameters())
     small = [p.element_size() * p.ds_numel for p in parameters if getattr(p, "ds_numel", 10**6) <= 10**5]
     whole = [(p.requires_grad, getattr(p, "ds_numel", p.numel())) for p in parameters if id(p) not in packed]
-    del packed, parameters
+    del packed, parameters, own
     del learner, engine, algorithm
     return answer | {
         "unknown": found.unknown,

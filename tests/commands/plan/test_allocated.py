@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mmrl.ops.memory import Zero, states
+from mmrl.ops.memory import FrozenSize, Zero, states
 
 pytestmark = pytest.mark.full
 
@@ -32,6 +32,7 @@ TWO_RANKS: list[dict[str, Any]] = [
     {"model": BF16, "learner": learner(1)},
     {"learner": learner(2)},
     {"model": BF16, "learner": learner(3), "kl": True},
+    {"model": BF16 | {"lora": {"rank": 64}}, "learner": learner(3), "kl": True, "teacher": True},
     {"model": BF16 | {"lora": {"rank": 64}, "quantize": "nf4"}, "learner": learner(3)},
 ]
 ONE_RANK: list[dict[str, Any]] = [
@@ -39,20 +40,25 @@ ONE_RANK: list[dict[str, Any]] = [
     {"model": BF16, "learner": learner(2)},
     {"learner": learner(3)},
     {"model": BF16 | {"lora": {"rank": 64}}, "learner": learner(1)},
+    {"model": BF16, "learner": learner(1), "kl": True, "teacher": True},
     {"model": BF16 | {"lora": {"rank": 64}, "quantize": "nf4"}, "learner": learner(1)},
 ]
 
 
 @pytest.fixture(scope="module")
 def folder(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A text model of 6.5 million parameters."""
+    """A text model of 6.5 million parameters; beside it a teacher of 25 million."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     target = tmp_path_factory.mktemp("allocated") / "model"
     shutil.copytree(models("qwen2"), target)
-    wide = {"hidden_size": 384, "intermediate_size": 1024, "num_attention_heads": 6, "num_hidden_layers": 4}
-    config = AutoConfig.from_pretrained(target, **wide, layer_types=["full_attention"] * 4)
-    AutoModelForCausalLM.from_config(config).save_pretrained(target)
+    for name, width in (("model", 384), ("teacher", 768)):
+        place = target.with_name(name)
+        if name != "model":
+            shutil.copytree(models("qwen2"), place)
+        wide = {"hidden_size": width, "intermediate_size": width * 8 // 3, "num_attention_heads": 6}
+        config = AutoConfig.from_pretrained(place, **wide, num_hidden_layers=4, layer_types=["full_attention"] * 4)
+        AutoModelForCausalLM.from_config(config).save_pretrained(place)
     return target
 
 
@@ -92,6 +98,8 @@ def test_bytes_by_kind_are_those_that_deepspeed_allocates(ranks, settings, folde
         width = 2 if sections.get("model", {}).get("dtype") == "bfloat16" else 4
         sizes = (found["trained"], found["frozen"])
         options = {"largest": found["largest"], "reference": place, "quantized": found["quantized"]}
+        if teacher := found["teacher"]:
+            options["references"] = [FrozenSize(sum(teacher), max(teacher))]
         expected = states(*sizes, width=width, zero=zero, **options)
         for kind in KINDS:
             assert found["most"].get(kind, 0) == pytest.approx(getattr(expected, kind), rel=0.1), (sections, kind)

@@ -83,8 +83,10 @@ def plan(
 
     def run(example: str | Path, *words: str) -> tuple[int, dict[str, Any], str]:
         path = EXAMPLES / example
-        name = yaml.safe_load(path.read_text())["model"]["path"]
+        written = yaml.safe_load(path.read_text())
+        name, teacher = written["model"]["path"], written.get("reference", {}).get("path")
         changes = [f"model.path={published(name)}", f"data.train={{name: table, path: {tables['VL' in name]}}}"]
+        changes += [f"reference.path={published(teacher)}"] if teacher else []
         overrides = [*changes, "data.eval=null", "trainer.eval_every=10", "trainer.blank_every=0"]
         code = main(["plan", str(path), *overrides, "--json", *words])
         out, err = capsys.readouterr()
@@ -98,7 +100,7 @@ MEANT_FOR_GPUS = sorted(path.name for path in EXAMPLES.glob("*.yaml") if HEAD.se
 
 def test_examples_are_there_for_small_and_large_machines():
     found = {tuple(map(int, HEAD.search((EXAMPLES / name).read_text()).groups()[:2])) for name in MEANT_FOR_GPUS}  # type: ignore[union-attr]
-    assert found >= {(1, 16), (1, 24), (1, 80), (8, 80), (16, 80)} and len(MEANT_FOR_GPUS) == 11
+    assert found >= {(1, 16), (1, 24), (1, 80), (8, 80), (16, 80)} and len(MEANT_FOR_GPUS) == 12
 
 
 @pytest.mark.parametrize("name", MEANT_FOR_GPUS)

@@ -1,0 +1,51 @@
+"""Lines about the models of a run, and about a prompt as they read it."""
+
+from __future__ import annotations
+
+from mmrl.runs.setup import RunSetup
+from mmrl.runs.summary import template_lines
+from mmrl.types import EncodedPrompt
+
+_SHOWN_CHARACTERS = 4000
+
+
+def model_lines(setup: RunSetup) -> list[str]:
+    """Lines about the policy and its chat template.
+
+    Raises:
+        ConfigError: It cannot be trained as the config says.
+    """
+    folder = setup.folder
+    line = f"{folder.family.model_type}, {folder.vocabulary.size} token ids"
+    if (adapters := setup.num_adapter_weights) is not None:
+        line += f", adapters of {adapters} parameters"
+    if quantize := setup.config.model.quantize:
+        line += f"; the learner keeps the language model's linear layers in 4 bits ({quantize})"
+    return [line, *template_lines(setup)]
+
+
+def prompt_lines(prompt: EncodedPrompt, patches: list[int]) -> list[str]:
+    """A prompt's id, length and text.
+
+    Args:
+        patches: Tokens of each of its images.
+    """
+    rendered = prompt.text if len(prompt.text) <= _SHOWN_CHARACTERS else prompt.text[:_SHOWN_CHARACTERS] + "..."
+    note = f"; its image tokens stand for {', '.join(map(str, patches))} tokens" if patches else ""
+    first = f"{prompt.id}, {len(prompt.token_ids)} tokens{note}"
+    return [first, *(f"| {line}" for line in rendered.splitlines())]
+
+
+def teacher_lines(setup: RunSetup) -> list[str]:
+    """A line for each teacher; none if the reference is the initial policy.
+
+    Raises:
+        ConfigError: One cannot be opened, or does not agree with the policy.
+    """
+    agree = "the policy's token ids" + (" and image tokens" if setup.folder.family.vision else "")
+    pairs = zip(setup.config.reference.models, setup.teachers, strict=True)
+    return [
+        f"{folder.name} ({folder.family.model_type}): {agree}"
+        + ("" if teacher.sources is None else f"; for rows of {', '.join(teacher.sources)}")
+        for teacher, folder in pairs
+    ]
