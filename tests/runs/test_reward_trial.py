@@ -12,6 +12,7 @@ import pytest
 
 from mmrl.config.plugin_specs import RewardSpec
 from mmrl.errors import PluginError
+from mmrl.interfaces import Needs
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.runs.reward_trial import RewardTrial
 from mmrl.testing.rollouts import make_rollouts
@@ -53,7 +54,9 @@ def setup(config: list[RewardSpec], environment: object = None, is_scanned: bool
     rows = type("Rows", (), {"is_scanned": is_scanned, "sources": {"rows": 1}, **methods})()
     encoder, source = SimpleNamespace(encode=None), SimpleNamespace(samples=True)
     sections = SimpleNamespace(rewards=config, environment=environment)
-    return SimpleNamespace(config=sections, step_source=source, training=rows, evaluation=None, encoder=encoder)
+    algorithm = SimpleNamespace(needs=Needs)
+    facts = {"training": rows, "evaluation": None, "encoder": encoder, "algorithm": algorithm}
+    return SimpleNamespace(config=sections, step_source=source, **facts)
 
 
 @pytest.fixture(scope="module")

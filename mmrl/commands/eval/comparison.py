@@ -157,11 +157,19 @@ def _reference(setup: RunSetup, model: str, initial: ModelConfig | None) -> Mode
     """The folder of the reference; None if the algorithm compares without one.
 
     Raises:
-        ConfigError: There is none, or it is the model itself.
+        ConfigError: There is none, it is the model itself, or the run had another than the initial policy.
     """
     if REFERENCE not in setup.algorithm.needs().roles:
         return None
-    name = setup.config.algorithm.name
+    name, other = setup.config.algorithm.name, setup.config.reference
+    if other.models or other.reset_every is not None:
+        raise ConfigError(
+            "answers are compared with the initial policy as reference, and the run had another one",
+            where=f"reference: {', '.join(each.path for each in other.models) or f'reset_every {other.reset_every}'}",
+            possible="eval/* in the run's metrics.jsonl are by its own reference",
+            remedy="compare with the initial policy all the same: reference.path=null reference.teachers=[] "
+            "reference.reset_every=null",
+        )
     remedy = "name a run or a checkpoint, whose config has it; or a trained model, and beside it a config (or "
     remedy += f"model.path=...) with the model that it was trained from: mmrl eval --model TRAINED model.path={model}"
     if initial is None or (initial.path, initial.revision) == (model, setup.config.model.revision):

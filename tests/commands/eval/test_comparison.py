@@ -161,6 +161,8 @@ def test_an_algorithm_without_a_reference_compares_a_model_by_itself(
         (["algorithm={name: dpo, data: sampled}"], "trained", "algorithm 'dpo' needs a reward"),
         (["algorithm={name: sft}"], "trained", "evaluation needs at least one reward"),
         (["model.path=nowhere"], "trained", "the reference cannot be opened"),
+        (["reference.reset_every=5"], "trained", "with the initial policy as reference, and the run had another one"),
+        (["reference.path=teacher"], "trained", "with the initial policy as reference, and the run had another one"),
         (["data.eval.candidates=null", "data.eval.chosen=nothing"], "trained", "no column 'nothing' for its chosen"),
     ],
 )
