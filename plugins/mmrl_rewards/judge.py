@@ -195,6 +195,8 @@ class Judge(Reward):
         refused = [each for each in found if isinstance(each, RefusedError)]
         self._has_answered |= len(refused) < len(found)
         if refused and not self._has_answered:
+            if any(each.images for each in new):
+                refused[0].remedy += "; a judge that sees no images needs send_images: false"
             raise refused[0]
         verdicts = {key: self._known[key] for key in asked if key in self._known}
         for question, verdict in zip(new, found, strict=True):

@@ -282,7 +282,7 @@ def test_a_busy_service_is_asked_again_and_no_more_at_once_than_allowed(serve):
         scores(judge("http://127.0.0.1:1", retries=0), rollouts("a"))
 
 
-def test_what_the_service_refuses_is_an_error_until_it_has_answered_and_then_one_completion(serve):
+def test_what_the_service_refuses_is_an_error_until_it_has_answered_and_then_one_completion(serve, tmp_path):
     def refuses(body, place):
         return (400, {"error": {"message": "too long"}}) if "xx" in shown(body, "reply")[0] else lengths(body, place)
 
@@ -292,6 +292,10 @@ def test_what_the_service_refuses_is_an_error_until_it_has_answered_and_then_one
     assert scores(reward, rollouts("xx", "y")) == [None, 0.1]
     (why,) = reasons(reward, rollouts("xx"))
     assert why.startswith("was refused: http://127.0.0.1:") and "too long" in why
+    blind = serve(lambda body, place: (400, {"error": {"message": "not a multimodal model"}}))
+    with pytest.raises(PluginError, match=r"not a multimodal model") as caught:
+        scores(judge(blind), rollouts("a", images=(picture(tmp_path, "a.png"),), content="<image>?"))
+    assert "send_images: false" in caught.value.remedy
     unknown = serve(lambda body, place: (404, {"error": {"message": "The model `x` does not exist."}}))
     with pytest.raises(PluginError, match=r"answered 404 Not Found: .*The model `x` does not exist"):
         scores(judge(unknown), rollouts("a"))
