@@ -311,10 +311,10 @@ class PromptEncoder(Protocol):
         ...
 
     def rendered(self, prompt: Prompt) -> EncodedPrompt:
-        """The prompt's text and the sizes of its images, without tokens and pixels.
+        """The prompt's text alone, without tokens and images.
 
         Raises:
-            DataError: As ``num_tokens``.
+            DataError: The template cannot write it, or it has images and the model reads text only.
         """
         ...
 

@@ -228,6 +228,10 @@ class _Chooser:
         # Conversations may end with the answer, which each row shows.
         has_one = roles["answer"] or roles["demonstration"]
         if not (has_one or any(_is_conversation(lookup(cells, prompt)) for cells in self._names.first_rows())):
+            if chosen := self._names.present("chosen"):
+                what = f"The table has chosen ({chosen[0]!r}), and no column is known as rejected or as an answer"
+                unless = "name the answer that rewards read: data.train.answer"
+                self._names.missing("rejected", what, {**roles, "chosen": chosen[0]}, unless)
             self._names.missing("answer", "None of the columns is known as an answer", roles)
         return True
 

@@ -82,7 +82,8 @@ def choose_compared(names: Names, prompt: str | None) -> ComparedColumns | None:
     for role in way[:2]:
         if role not in roles:
             there = ", ".join(f"{name} ({column!r})" for name, column in roles.items())
-            names.missing(role, f"The table has {there}, and no column is known as {role}")
+            unless = f'write data.train.{next(iter(roles))}: "" if no answers are compared'
+            names.missing(role, f"The table has {there}, and no column is known as {role}", roles, unless)
     first = roles[way[0]]
     return ComparedColumns(roles, conversation=first if _holds_conversations(names, first) else None, own_images=own)
 

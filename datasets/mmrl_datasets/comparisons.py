@@ -72,7 +72,8 @@ def shared_turns(answers: Sequence[Answer]) -> tuple[Turn, ...]:
         place = _first_difference(told[0].before, other.before)
         if place is not None:
             what = f"The turns before the answers differ from message {place} on"
-            raise DataError(what, where=other.where, possible=_POSSIBLE)
+            remedy = "make these turns equal, or remove the row"
+            raise DataError(what, where=other.where, possible=_POSSIBLE, remedy=remedy)
     return told[0].before if told else ()
 
 
@@ -132,14 +133,19 @@ def _read(cell: Any, column: str, where: str, place: str) -> Answer:
     if isinstance(cell, Mapping):
         cell = [cell]
     if not isinstance(cell, str | list):
-        what = "null" if cell is None else type(cell).__name__
+        what = "null" if cell is None else f"of type {type(cell).__name__}"
         possible = "text, a message, or a conversation that ends with the answer"
         raise DataError(f"The answer is {what}", where=place, possible=possible, remedy="fill it or remove the row")
     turns = read_turns(cell, column, where)
     if turns == (Turn("user", (cell,)),):  # type: ignore[arg-type]
         return Answer(Turn("assistant", (str(cell),)), (), column, place)
     if turns[-1].role != "assistant":
-        raise DataError(f"The last turn is the {turns[-1].role}'s, and no answer", where=place, possible="assistant")
+        raise DataError(
+            f"The last turn is the {turns[-1].role}'s, and no answer",
+            where=place,
+            possible="a conversation that ends with a turn of the assistant",
+            remedy="add the answer as the last turn, or remove the row",
+        )
     return Answer(turns[-1], turns[:-1], column, place)
 
 

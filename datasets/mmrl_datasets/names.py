@@ -46,6 +46,8 @@ came from."""
 
 REFUSED = ("video", "videos", "audio", "audios")
 _LOOK_AT_ROWS = 8
+_NO_GUESS = ("answer", "chosen", "rejected", "candidates", "scores")
+"""Roles for which a column that is known as something else is not proposed."""
 
 
 def lookup(cells: Mapping[str, Any], column: str) -> Any:
@@ -169,12 +171,15 @@ class Names:
                     continue
         return self._first
 
-    def missing(self, role: str, what: str, roles: Mapping[str, str | None] = MappingProxyType({})) -> NoReturn:
+    def missing(
+        self, role: str, what: str, roles: Mapping[str, str | None] = MappingProxyType({}), unless: str | None = None
+    ) -> NoReturn:
         """Raise for a role without a column.
 
         Args:
             what: The problem.
             roles: The column of other roles, which is not proposed.
+            unless: Another way out; None for that of doing without the role.
 
         Raises:
             DataError: Always.
@@ -182,11 +187,16 @@ class Names:
         columns = self.rows.columns
         names = {*chain.from_iterable(ALIASES.values()), *PICTURES, *REFERENCES, *REFUSED}
         free = [name for name in columns if name not in names and name not in {*roles.values(), *self.taken}]
-        example = next(iter([*looks_like(role, columns), *free, *(columns if role != "answer" else ())]), None)
-        write = "add such a column" if example is None else f"name one of them, such as data.train.{role}: {example}"
-        nothing = "" if role == "prompt" else f'; or write data.train.{role}: "" if there is none'
-        nothing += ", as where an environment or a reward scores without one" if role == "answer" else ""
-        raise DataError(what, where=self.where, possible=", ".join(columns), remedy=f"{write}{nothing}")
+        likely = [name for name in self.present(role) if self.is_free(name, role)] + looks_like(role, columns)
+        any_other = () if role in _NO_GUESS else columns
+        example = next(iter([*likely, *free, *any_other]), None)
+        add = "add such a column" + (f", or name one with data.train.{role}" if role in _NO_GUESS[1:] else "")
+        write = add if example is None else f"name one of them, such as data.train.{role}: {example}"
+        if unless is None and role != "prompt":
+            unless = f'write data.train.{role}: "" if there is none'
+            unless += ", as where an environment or a reward scores without one" if role == "answer" else ""
+        remedy = f"{write}; or {unless}" if unless else write
+        raise DataError(what, where=self.where, possible=", ".join(columns), remedy=remedy)
 
 
 def _has(cells: Mapping[str, Any], column: str) -> bool:

@@ -339,6 +339,7 @@ class PromptSource:
     def _select(self, dataset: int, seen: set[str]) -> None:
         """Measure a dataset's rows, and keep those that can be used."""
         where, lengths, limit = self._where(self._datasets[dataset]), list[int](), self._limit
+        useless = self.useless.copy()
         for number in range(self._starts[dataset], self._starts[dataset + 1]):
             if number % _TELL_EVERY == 0:
                 self._progress(f"rows of {self.name}", number, self.num_rows)
@@ -364,14 +365,22 @@ class PromptSource:
             self.spelled[dataset] += [prompt.id] if spells_images(prompt) else []
         self._bad[dataset].check()
         if not self._sizes[dataset]:
-            causes = "".join(
-                f", {plural(count, 'row')}: {cause}" for cause, count in self._bad[dataset].causes.most_common()
-            )
-            raise DataError(
-                f"No row is left: {distribution(lengths)}{causes}",
-                where=f"{where}, data.max_prompt_tokens = {limit}",
-                remedy="raise data.max_prompt_tokens or lower data.max_pixels",
-            )
+            raise self._none_left(where, lengths, self._bad[dataset].causes + (self.useless - useless))
+
+    def _none_left(self, where: str, lengths: Sequence[int], causes: Counter[str]) -> DataError:
+        """The error of a dataset all of whose rows are dropped.
+
+        Args:
+            lengths: Tokens of prompts, all of them too long.
+            causes: Counts of the reasons of all other rows.
+        """
+        found = [distribution(lengths)] if lengths or not causes else []
+        found += [f"{plural(count, 'row')}: {cause}" for cause, count in causes.most_common()]
+        remedy = "change what the causes name, or use other rows"
+        if lengths or not causes:
+            where += f", data.max_prompt_tokens = {self._limit}"
+            remedy = "raise data.max_prompt_tokens or lower data.max_pixels"
+        return DataError(f"No row is left: {', '.join(found)}", where=where, remedy=remedy)
 
     def _drop_overlong(self, number: int, prompt: str, length: int) -> None:
         reason = f"{plural(length, 'token')}, more than data.max_prompt_tokens = {self._limit}"

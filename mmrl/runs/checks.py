@@ -58,7 +58,8 @@ def check_given(config: Config, needs: Needs, what: str) -> None:
             f"learner.minibatches is {config.learner.minibatches}, but a step has fewer "
             f"{'groups' if needs.whole_groups else what}",
             where=f"trainer.prompts_per_step: {config.trainer.prompts_per_step}",
-            remedy="lower learner.minibatches",
+            remedy=f"lower learner.minibatches to {config.trainer.prompts_per_step} or less, or raise "
+            "trainer.prompts_per_step",
         )
 
 

@@ -16,7 +16,7 @@ from mmrl.data.bad_rows import BadRows
 from mmrl.data.order import PromptOrder, WeightedOrder, request_seed
 from mmrl.data.prompts import DatasetRows, PromptSource
 from mmrl.data.prompts import contents as fingerprinted
-from mmrl.errors import ConfigError, DataError, HubUnreachableError
+from mmrl.errors import ConfigError, DataError, HubUnreachableError, UselessRow
 from mmrl.interfaces import Needs
 from mmrl.step.given import Given
 from mmrl.types import Candidate, EncodedPrompt, Message, Prompt, RawImage, Sample
@@ -333,6 +333,20 @@ def test_each_mixed_dataset_needs_rows_and_has_a_bound_of_its_own() -> None:
     with pytest.raises(DataError, match="No row is left: 1 row of 99 to 99 tokens") as caught:
         PromptSource([DatasetRows("a", good), DatasetRows("b", [row(0, 99)])], WordCounter(), max_prompt_tokens=10)
     assert "dataset b" in caught.value.where
+
+
+def test_a_dataset_without_a_row_of_use_says_why_and_not_that_prompts_are_too_long() -> None:
+    """Causes of another dataset of the mixture are not told."""
+
+    def check(prompt: Prompt) -> None:
+        if prompt.messages[0].content != "word":
+            raise UselessRow("no order" if prompt.messages[0].content == "tie" else "no rest", counted="data/ties")
+
+    mixed = [DatasetRows("a", [row(0, 1), row(1, 1, "odd")]), DatasetRows("b", [row(i, 1, "tie") for i in range(3)])]
+    with pytest.raises(DataError) as caught:
+        PromptSource(mixed, WordCounter(), max_prompt_tokens=10, check=check)
+    assert caught.value.what == "No row is left: 3 rows: no order"
+    assert "max_prompt_tokens" not in f"{caught.value.where} {caught.value.remedy}"
 
 
 def test_prompts_are_read_again_and_not_kept() -> None:

@@ -183,7 +183,7 @@ def test_bad_rows_name_row_and_column(tmp_path: Path) -> None:
     told({**PAIR, "chosen": None}, "The answer is null", "column 'chosen'")
     told({**PAIR, "rejected": " "}, "The answer is empty", "column 'rejected'")
     told({**PAIR, "rejected": []}, "the list is empty", "column 'rejected'")
-    told({**PAIR, "rejected": 3}, "The answer is int", "column 'rejected'")
+    told({**PAIR, "rejected": 3}, "The answer is of type int", "column 'rejected'")
     told({**PAIR, "rejected": [user("What is it?")]}, "The last turn is the user's", "column 'rejected'")
     differ = {"chosen": [*TALK, assistant(GOOD)], "rejected": [TALK[0], assistant("Ho."), TALK[2], assistant(BAD)]}
     told({**PAIR, **differ}, "differ from message 1 on", "column 'rejected'")
@@ -225,11 +225,13 @@ def test_an_answer_may_spell_the_place_of_an_image_only_where_there_is_none(tmp_
 def test_tables_that_lack_a_column_or_have_two_ways_are_refused(tmp_path: Path) -> None:
     row = {"prompt": "What is it?", "rejected": BAD}
     for rows, options, message, remedy in (
-        (row, {}, "no column is known as chosen", "data.train.chosen"),
+        (row, {}, "no column is known as chosen", 'one with data.train.chosen; or write data.train.rejected: ""'),
+        (row | {"better": "c"}, {}, "no column is known as chosen", "such as data.train.chosen: better"),
+        ({"prompt": "?", "chosen": GOOD}, {}, "is known as rejected or as an answer", "data.train.answer"),
         (PAIR | {"rejected": None}, {"candidates": "chosen"}, "no column is known as scores", "data.train.scores"),
         ({**PAIR, "candidates": ["a", "b"], "scores": [1, 2]}, {}, "several ways", 'data.train.candidates: ""'),
         ({**PAIR, "rejected_response": "c"}, {}, "Several columns could be the rejected", "data.train.rejected"),
-        (PAIR, {"chosen": "better"}, "no column 'better' for its chosen", "data.train.chosen"),
+        (PAIR, {"chosen": "better"}, "no column 'better' for its chosen", "such as data.train.chosen: chosen"),
     ):
         with pytest.raises(DataError, match=message) as caught:
             table(tmp_path, [rows], **options).load()

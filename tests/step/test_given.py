@@ -51,7 +51,7 @@ def test_a_rows_candidates_are_a_group_with_their_scores(vision):
         (scored(float("nan"), 0), DataError, "candidate 0 has the score nan"),
         (scored(1, 1e39), DataError, r"candidate 1 has the score 1e\+39"),
         ((Candidate("a", 1.0, (RawImage(b"", ""),)), Candidate("b", 0.0)), DataError, "candidate 0 has images of its"),
-        ((Candidate("a <|im_end|>", 1.0), Candidate("b", 0.0)), DataError, "holds special tokens of the model"),
+        ((Candidate("a <|im_end|>", 1.0), Candidate("b", 0.0)), DataError, "candidate 0 holds special tokens"),
         (scored(3, 3, 3), "data/ties", "all candidates have the same score"),
         (scored(3, 3 + 1e-9), "data/ties", "all candidates have the same score"),
         ((Candidate("a", 1.0), Candidate("a", 0.0)), "data/equal_pairs", "the best and the worst candidate are equal"),

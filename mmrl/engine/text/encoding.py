@@ -93,11 +93,13 @@ class Encoder:
         return EncodedPrompt(prompt=row, text="", token_ids=np.zeros(0, np.int32), images=refs)
 
     def rendered(self, prompt: Prompt) -> EncodedPrompt:
-        return replace(self.measure(prompt), text=self._render(prompt, bool(prompt.images)))
+        text, row = self._render(prompt, bool(prompt.images)), replace(prompt, images=())
+        return EncodedPrompt(prompt=row, text=text, token_ids=np.zeros(0, np.int32), images=())
 
     def given(self, prompt: EncodedPrompt) -> tuple[Sample, ...]:
-        texts = [candidate.text for candidate in prompt.prompt.candidates]
-        return tuple(Sample(prompt, (self._shown(text, prompt.text, prompt.id),)) for text in texts)
+        texts = enumerate(candidate.text for candidate in prompt.prompt.candidates)
+        shown = [self._shown(text, prompt.text, prompt.id, f"candidate {place}") for place, text in texts]
+        return tuple(Sample(prompt, (segment,)) for segment in shown)
 
     def demonstrate(self, prompt: EncodedPrompt, *, all_turns: bool = False) -> Sample:
         if (demonstration := prompt.prompt.demonstration) is None:
@@ -319,11 +321,12 @@ class Encoder:
     def _num_images(self, message: Message) -> int:
         return message.content.count(IMAGE_PLACEHOLDER) if self._folder.family.vision else 0
 
-    def _shown(self, text: str, head: str, where: str) -> Segment:
+    def _shown(self, text: str, head: str, where: str, what: str = "the demonstration") -> Segment:
         """A turn that a dataset shows to the policy, with its end.
 
         Args:
             head: The row's prompt, which ends as each turn's head does.
+            what: The words for the text in messages.
 
         Raises:
             DataError: It holds special tokens of the model, or its thought does not go on from the prompt's.
@@ -333,7 +336,7 @@ class Encoder:
         # learned.
         if special := set(ids[:-1]) & (self._template.special_ids | set(self._folder.vocabulary.banned)):
             raise DataError(
-                "the demonstration holds special tokens of the model",
+                f"{what} holds special tokens of the model",
                 where=where,
                 possible=f"no {', '.join(self._template.names(sorted(special)))}",
                 remedy="mend or remove the row",
