@@ -3,6 +3,8 @@
 ``@pytest.mark.proves("packing")`` says that a test proves a feature for the family of its parameter ``family``, or for
 the one of its argument: ``proves("tensor_parallel", family="qwen2_5_vl")``. A test that does not compute in float32 has
 ``precision="bfloat16"``.
+
+A test that measures packed pairs against unpacked ones of a family records its numbers as the property ``pairs``.
 """
 
 from __future__ import annotations
@@ -20,12 +22,15 @@ from mmrl.engine.network.features import FEATURES, Feature
 TESTS = Path(__file__).parent
 RESULTS = TESTS / "families.json"
 """The last outcome of each proof: family, feature, test, and the tier to which the test belongs for that family."""
+PAIRS = TESTS / "family_pairs.json"
+"""Largest differences of packed pairs from unpacked ones: by family, of the loss, the log-probs and the gradient."""
 REPRESENTATIVES = ("qwen2_5_vl", "internvl", "qwen3_5", "qwen2", "qwen3_moe")
 """A family of each kind: images as grids, as tiles, linear attention, text, experts. Shorter tiers try these alone;
 ``README.md`` has the rule."""
 OUTCOMES = ("skipped", "passed", "failed")
 
 Results = dict[str, dict[str, dict[str, dict[str, str]]]]
+Pairs = dict[str, dict[str, float]]
 
 
 def families(*features: Feature, sweep: pytest.MarkDecorator = pytest.mark.full) -> list[Any]:
@@ -48,6 +53,10 @@ def has(family: str, feature: str, precision: str = "float32") -> bool:
 
 def stored_results() -> Results:
     return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+
+
+def stored_pairs() -> Pairs:
+    return json.loads(PAIRS.read_text()) if PAIRS.exists() else {}
 
 
 def is_test(name: str) -> bool:
@@ -74,6 +83,7 @@ class Notary:
 
     def __init__(self) -> None:
         self._found: Results = {}
+        self._pairs: Pairs = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when != "call" and report.outcome == "passed":
@@ -81,6 +91,9 @@ class Notary:
         for name, value in report.user_properties:
             if name == "proves":
                 self._add(report.nodeid.partition("[")[0], report.outcome, *value)  # type: ignore[misc]
+            if name == "pairs":
+                family, differences = cast("tuple[str, dict[str, float]]", value)
+                self._pairs[family] = {of: float(f"{most:.1e}") for of, most in differences.items()}
 
     def _add(self, test: str, outcome: str, family: str, feature: str, tier: str) -> None:
         """The worst outcome of all values of a test's other parameters counts; a skip is none."""
@@ -89,6 +102,8 @@ class Notary:
 
     def pytest_sessionfinish(self) -> None:
         RESULTS.write_text(json.dumps(merged(stored_results(), self._found), indent=1) + "\n")
+        pairs = stored_pairs() | self._pairs
+        PAIRS.write_text(json.dumps({name: pairs[name] for name in FAMILIES if name in pairs}, indent=1) + "\n")
 
 
 def merged(stored: Results, found: Mapping[str, Any]) -> Results:

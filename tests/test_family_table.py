@@ -15,8 +15,8 @@ import pytest
 from mmrl.engine.network.family import FAMILIES, Family
 from mmrl.engine.network.features import FEATURES, Limit
 from tests import proofs
-from tests.family_table import STATEMENTS, WRITTEN, cell, page
-from tests.proofs import REPRESENTATIVES, families, merged, proving_tests, stored_results
+from tests.family_table import PAIRS, STATEMENTS, WRITTEN, cell, page
+from tests.proofs import REPRESENTATIVES, families, is_test, merged, proving_tests, stored_pairs, stored_results
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,7 +29,7 @@ def cells(text: str) -> dict[str, dict[str, str]]:
 
 
 def test_the_page_is_what_the_script_writes() -> None:
-    assert WRITTEN.read_text() == page(stored_results()), "run python -m tests.family_table"
+    assert WRITTEN.read_text() == page(stored_results(), stored_pairs()), "run python -m tests.family_table"
 
 
 def test_every_family_has_a_line_with_every_feature() -> None:
@@ -43,6 +43,15 @@ def test_every_family_has_a_line_with_every_feature() -> None:
             proven = r"proven \([\d, ]+\)"
             allowed = rf"{re.escape(str(limit))}(; else {proven})?" if limit else rf"{proven}|not proven"
             assert re.fullmatch(allowed, text), (name, title)
+
+
+def test_packed_pairs_of_every_family_are_measured_and_equal_to_unpacked_ones() -> None:
+    found = stored_pairs()
+    assert list(found) == list(FAMILIES)
+    assert {of for differences in found.values() for of in differences} == {"loss", "log-probs", "gradient"}
+    assert max(most for differences in found.values() for most in differences.values()) < 1e-5
+    [(file, test)], [other] = re.findall(r"`(tests/\S+)::(\w+)`", PAIRS), re.findall(r"`::(\w+)`", PAIRS)
+    assert is_test(f"{file}::{test}") and is_test(f"{file}::{other}")
 
 
 def declared(test: str) -> set[str]:
@@ -94,11 +103,13 @@ def test_families_that_lack_a_feature_are_left_out_and_representatives_are_in_ev
 def test_outcomes_are_stored_beside_those_of_other_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     test = "tests/test_family_table.py::test_the_page_is_what_the_script_writes"
     monkeypatch.setattr(proofs, "RESULTS", tmp_path / "families.json")
+    monkeypatch.setattr(proofs, "PAIRS", tmp_path / "family_pairs.json")
+    (tmp_path / "family_pairs.json").write_text('{"llama": {"loss": 2e-06}, "qwen2": {"loss": 1.0}}')
 
     def run(*reports: tuple[str, str, str, str]) -> dict[str, str]:
         notary = proofs.Notary()
         for value, when, outcome, tier in reports:
-            proves = [["proves", ["qwen2", "hf", tier]], ["other", 1]]
+            proves = [["proves", ["qwen2", "hf", tier]], ["other", 1], ["pairs", ["qwen2", {"loss": 1.2345e-6}]]]
             report = SimpleNamespace(nodeid=f"{test}[{value}]", when=when, outcome=outcome, user_properties=proves)
             notary.pytest_runtest_logreport(report)
         notary.pytest_sessionfinish()
@@ -109,6 +120,7 @@ def test_outcomes_are_stored_beside_those_of_other_runs(tmp_path: Path, monkeypa
     assert run(("a", "setup", "failed", "slow"), ("b", "call", "passed", "slow"))["slow"] == "failed"
     found = run(("a", "call", "skipped", "slow"), ("b", "call", "passed", "slow"))
     assert found == {"short": "passed", "slow": "passed"}
+    assert stored_pairs() == {"qwen2": {"loss": 1.2e-06}, "llama": {"loss": 2e-06}}
 
 
 def test_what_a_test_proves_goes_with_its_family_and_tier_unless_the_family_is_limited(

@@ -43,7 +43,7 @@ PACKAGES = (
     "pandas", *MODULES,
 )  # fmt: skip
 PLUGINS = (
-    *(("algorithm", name) for name in ("grpo", "dapo", "remax")),
+    *(("algorithm", name) for name in ("grpo", "dapo", "remax", "dpo", "mpo")),
     ("dataset", "table"),
     ("tracker", "tensorboard"),
 )

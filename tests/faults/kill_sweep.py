@@ -78,6 +78,18 @@ EPISODES: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """Runs of many turns, which take longer: their tools sleep."""
+COMPARED: Mapping[str, Mapping[str, Any]] = {
+    "dpo": {
+        "algorithm": {"name": "dpo"},
+        "learner": {"minibatches": 2},
+        "trainer": {"steps": 5, "save_every": 1, "best_metric": "eval/accuracy"},
+    },
+    "mpo": {
+        "algorithm": {"name": "mpo"},
+        "trainer": {"steps": 5, "save_every": 1},
+    },  # its mean over earlier steps is state
+}
+"""Runs on the rows' own candidates."""
 REAL = {
     "algorithm": {"name": "grpo"},
     "rewards": [{"name": f"{REWARDS}:even"}],
@@ -87,19 +99,28 @@ REAL = {
 }
 
 
+def answers(number: int) -> dict[str, Any]:
+    """Two to four answers of a row with their scores."""
+    texts = [f"{'ab'[number % 2] * (1 + place)} {number + place}" for place in range(2 + number % 3)]
+    return {"candidates": texts, "scores": [(place * 2 + number) % 5 for place in range(len(texts))]}
+
+
 def write_config(folder: Path, model: Path, name: str, sections: Mapping[str, Any]) -> Path:
     """Data and a config of eight steps, which is a little more than three epochs."""
     rows = [{"id": f"row-{i:0{1 + i % 3}}", "prompt": f"one plus {i}", "answer": str(i + 1)} for i in range(ROWS)]
-    data = folder / "rows.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config: dict[str, Any] = {
         "model": {"path": str(model)},
-        "data": {"train": {"name": "table", "path": str(data)}, "eval": {"name": "table", "path": str(data)}},
         "rewards": [{"name": f"{REWARDS}:letters", "workers": 1}],
         "sampler": {"group_size": 3, "max_new_tokens": 6},
         "learner": {"lr": 0.02, "zero_stage": 0},
         "trainer": {"steps": 8, "prompts_per_step": 4, "eval_every": 2, "keep_checkpoints": KEEP},
     }
+    if name in COMPARED:
+        rows = [{"id": row["id"], "prompt": row["prompt"], **answers(i)} for i, row in enumerate(rows)]
+        config |= {"rewards": [], "sampler": {"max_new_tokens": 40}}
+    data = folder / ("answers.jsonl" if name in COMPARED else "rows.jsonl")
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config["data"] = {split: {"name": "table", "path": str(data)} for split in ("train", "eval")}
     for key, value in sections.items():
         config[key] = config.get(key, {}) | value if isinstance(value, dict) else value
     path = folder / f"{name}.yaml"
@@ -263,7 +284,7 @@ def sweep_all(arguments: argparse.Namespace, folder: Path, rng: np.random.Genera
     sweeps = []
     with Nursery(folder, model) as nursery:
         fake = arguments.random or arguments.lines or arguments.signals or arguments.cold or not arguments.no_points
-        for name, sections in {**FAKE, **EPISODES}.items() if fake else ():
+        for name, sections in {**FAKE, **COMPARED, **EPISODES}.items() if fake else ():
             sweeps.append(Sweep(nursery, write_config(folder, model, name, sections)))
             sweeps[-1].begin()
         for sweep in sweeps if not arguments.no_points else ():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import pytest
 from mmrl.rollout.records import read_rollouts
 from tests.faults.comparison import metrics
 from tests.faults.harness import Blow, Nursery
-from tests.faults.kill_sweep import EPISODES, FAKE, REAL, Sweep, random_kills, write_config
+from tests.faults.kill_sweep import COMPARED, EPISODES, FAKE, REAL, Sweep, random_kills, write_config
 
 SAVING = {"checkpoint.begin", "save.shard", "save.part", "save.state", "checkpoint.filled", "checkpoint.sealed",
           "checkpoint.renamed", "checkpoint.pruning", "directory.replacing",
@@ -25,15 +26,21 @@ THINNING = {"checkpoint.thinning", "checkpoint.thinned"}
 
 
 @pytest.fixture(scope="module")
-def sweeps(tmp_path_factory: pytest.TempPathFactory, models: Callable[[str], Path]) -> Iterator[dict[str, Sweep]]:
+def fakes(tmp_path_factory: pytest.TempPathFactory, models: Callable[[str], Path]) -> Iterator[Nursery]:
+    """The parent of runs with the fake engine."""
+    with Nursery(tmp_path_factory.mktemp("fakes"), models("qwen2")) as nursery:
+        yield nursery
+
+
+@pytest.fixture(scope="module")
+def sweeps(fakes: Nursery, tmp_path_factory: pytest.TempPathFactory, models: Callable[[str], Path]) -> dict[str, Sweep]:
     """By the algorithm's name; each has trained without a break."""
     folder = tmp_path_factory.mktemp("sweep")
-    with Nursery(folder, models("qwen2")) as nursery:
-        found = {name: Sweep(nursery, write_config(folder, models("qwen2"), name, FAKE[name])) for name in FAKE}
-        for sweep in found.values():
-            sweep.begin(is_slow=True)
-            assert not sweep.failures
-        yield found
+    found = {name: Sweep(fakes, write_config(folder, models("qwen2"), name, FAKE[name])) for name in FAKE}
+    for sweep in found.values():
+        sweep.begin(is_slow=True)
+        assert not sweep.failures
+    return found
 
 
 def check(sweep: Sweep, *blows: Blow, cold: bool = False) -> int:
@@ -116,6 +123,24 @@ def test_episodes_repeat_whatever_their_tools_take_also_after_four_kills(
         points = (("rollouts.begin", 1), ("checkpoint.renamed", 2), ("rollouts.renamed", 1))
         blows = [Blow(at=("point", *point)) for point in points]
         assert check(sweep, *blows, Blow(at=("s", 0.2 * sweep.seconds))) == 4
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", COMPARED)
+def test_a_kill_at_each_stage_of_a_run_on_candidates_changes_nothing(
+    fakes: Nursery, tmp_path: Path, models: Callable[[str], Path], name: str
+) -> None:
+    """While data are read; between an evaluation and the next update; between a step's two updates; while a checkpoint
+    is written; before its seal; and after it, before its step is logged."""
+    sweep = Sweep(fakes, write_config(tmp_path, models("qwen2"), name, COMPARED[name]))
+    sweep.begin(is_slow=True)
+    assert not sweep.failures, "\n".join(sweep.failures)
+    blows = [Blow(at=("line", int(0.03 * sweep.lines)))]
+    points = ("evaluations.renamed", 2), ("fake.update", 2), ("save.part", 1), ("checkpoint.filled", 2)
+    blows += [Blow(at=("point", *point)) for point in (*points, ("checkpoint.renamed", 1))]
+    assert check(sweep, *blows) == len(blows)
+    (*_, last) = metrics(sweep.unbroken).values()
+    assert last["eval/accuracy"] > 0.5 and last["loss/preference"] < math.log(2)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from PIL import Image
 from mmrl.rollout.records import read_lines, recorded_evaluations
 from mmrl_datasets.digits import held_out_digits, read_digits
 from mmrl_datasets.layout import png
-from tests.faults.comparison import metrics
+from tests.faults.comparison import compare, metrics
 from tests.faults.harness import Blow
 from tests.faults.runs import Runs, events, outcome, steps
 
@@ -95,3 +95,23 @@ def test_a_preference_is_learned_from_the_picture_and_goes_on_to_the_same_bits_a
     for part in expected:
         assert found[part] == expected[part], part
     assert [event["step"] for event in events(runs.folder / "run", "resumed")] == [12]
+
+
+def test_two_ranks_go_on_to_the_same_bits_after_a_kill_while_a_checkpoint_is_written(
+    runs: Runs, nursery: Any, warm_mmrl: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    """Three pairs of pictures on two ranks, each pair a micro-batch of its own."""
+    sections = options(runs)
+    sections["data"] = {**sections["data"], "eval": None}
+    sections["learner"] |= {"zero_stage": 3, "tokens_per_microbatch": 10}
+    sections["trainer"] = {"steps": 3, "prompts_per_step": 3, "save_every": 1, "eval_every": 0}
+    sections["cluster"] = {"name": "ray", "ranks": 2}
+    unbroken, broken = runs.config("unbroken", **sections), runs.config("broken", **sections)
+    done = warm_mmrl("train", unbroken)
+    assert done.returncode == 0, done.stderr
+    killed = nursery.train([str(broken)], Blow(at=("point", "checkpoint.filled", 3)))
+    assert killed.status == -9 and steps(runs.folder / "broken")[-1] == "step-000001", killed.log
+    done = warm_mmrl("train", broken)
+    assert done.returncode == 0, done.stderr
+    assert compare(runs.folder / "broken", runs.folder / "unbroken") == []
+    assert [event["step"] for event in events(runs.folder / "broken", "resumed")] == [1]

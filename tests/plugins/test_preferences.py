@@ -11,10 +11,11 @@ import torch
 
 from mmrl.config.plugin_specs import PluginSpec
 from mmrl.errors import ConfigError, DataError
-from mmrl.interfaces import Needs, RunFacts
+from mmrl.interfaces import Aggregation, Algorithm, Needs, PluginConfig, RunFacts
+from mmrl.ops.credit import best_and_worst
 from mmrl.plugin_host import registry
 from mmrl.testing import check_algorithm, replay
-from mmrl.types import Candidate, Message, Prompt
+from mmrl.types import Batch, Candidate, Credit, Message, PackedTokens, Prompt, TokenLoss
 from mmrl_algorithms import preference
 from mmrl_algorithms.dpo import DPO
 from mmrl_algorithms.kto import KTO
@@ -103,6 +104,46 @@ def test_nll_adds_the_chosens_mean_negative_logprob():
     assert more.metrics["loss/nll"] == pytest.approx(0.25)
     assert more.metrics["loss/preference"] == pytest.approx(plain.loss)
     np.testing.assert_allclose(more.grad_log_probs - plain.grad_log_probs, [[-0.1, -0.1, 0], [0, 0, 0]], atol=1e-15)
+
+
+class CreditForm(Algorithm):
+    """DPO's gradient as credit: the factor of both completions' log-probs is known before the update."""
+
+    class Config(PluginConfig):
+        beta: float = 0.1
+
+    source, aggregation, config = "comparisons", Aggregation("seq-mean-token-sum"), Config()
+
+    def needs(self) -> Needs:
+        return Needs(old_logprobs=True, reference_logprobs=True, min_group_size=2)
+
+    def credit(self, batch: Batch) -> Credit:
+        pairs = zip(batch.old_logprobs, batch.reference_logprobs, batch.masks, strict=True)
+        ratios_B = np.array([(old - frozen)[mask].sum() for old, frozen, mask in pairs])
+        best_M, worst_M = best_and_worst(batch.rewards, batch.group_ids, batch.valid)
+        advantages_B, beta = np.zeros(len(ratios_B)), self.config.beta
+        slope_M = 2 * beta / (1 + np.exp(beta * (ratios_B[best_M] - ratios_B[worst_M])))
+        advantages_B[best_M], advantages_B[worst_M] = slope_M, -slope_M
+        return Credit(advantages_B, keep=advantages_B != 0)
+
+    def loss(self, tokens: PackedTokens) -> TokenLoss:
+        return TokenLoss(-tokens.advantages_T * tokens.logprobs_T)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_pairs_have_the_gradient_of_the_credit_form_at_the_first_update(is_first):
+    """With the policy at its reference, and away from it; groups of two to five, one of them without an order."""
+    draw = np.random.default_rng(4)
+    groups = np.repeat([3, 9, 4, 0, 7], [2, 5, 3, 4, 2])
+    logprobs = [draw.uniform(-5, -0.1, draw.integers(1, 9)).tolist() for _ in groups]
+    scores = [*draw.permutation(14).tolist(), 1, 1]
+    reference = logprobs if is_first else [(np.array(row) + draw.normal(0, 2, len(row))).tolist() for row in logprobs]
+    batch = rows(scores, groups.tolist(), logprobs, reference)
+    batch["old_log_probs"] = batch["log_probs"]
+    pairs, credited = replay(DPO, batch), replay(CreditForm, batch)
+    assert pairs.loss == pytest.approx(math.log(2)) if is_first else abs(pairs.loss - math.log(2)) > 0.01
+    assert np.count_nonzero(pairs.grad_log_probs.any(-1)) == 8
+    np.testing.assert_allclose(credited.grad_log_probs, pairs.grad_log_probs, rtol=1e-6, atol=1e-12)
 
 
 def test_of_a_group_the_first_best_and_the_first_worst_are_compared():
