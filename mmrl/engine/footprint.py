@@ -232,12 +232,13 @@ class PlannedModel:
         counted = sum(found.state) + found.working + device.ASLEEP_BYTES[self.kind]
         return max(counted, device.SAMPLER_BYTES[self.kind])
 
-    def footprint(self, config: Config, rows: Sequence[Work], longest: int) -> Footprint:
+    def footprint(self, config: Config, rows: Sequence[Work], longest: int, *, samples: bool) -> Footprint:
         """One rank's footprint.
 
         Args:
             rows: Micro-batches of all ranks, or the largest ones.
             longest: Tokens of the longest prompt and completion.
+            samples: True if vLLM takes turns with the learner.
         """
         checkpointing = config.model.gradient_checkpointing
         shapes = {id(shape): shape for shape in (self.shape, *(other.shape for other in self.frozen_models))}
@@ -252,7 +253,7 @@ class PlannedModel:
             max(forward),
             self._image_features(config, rows),
             device.RUNTIME_BYTES[self.kind],
-            device.ASLEEP_BYTES[self.kind] if self.kind == "cuda" and config.sampler.name == "vllm" else 0,
+            device.ASLEEP_BYTES[self.kind] * (samples and self.kind == "cuda"),
             sum(self.sampler(config).weights),
             self._sampler_extra(config),
             self.sequence_bytes(config, longest),

@@ -25,7 +25,8 @@ def least_memory(spec: EngineSpec) -> int:
     row = Work(tokens=longest, pairs=causal_pairs(longest), predicted=config.sampler.max_new_tokens)
     candidates = [changed(config, changes) for changes in memory_changes(config, model.shape, longest)]
     samples = _shares_with_vllm(spec)
-    return min(model.footprint(each, [row], longest).least_memory(samples=samples) for each in candidates)
+    found = (model.footprint(each, [row], longest, samples=samples) for each in candidates)
+    return min(each.least_memory(samples=samples) for each in found)
 
 
 def host_memory(spec: EngineSpec, kind: DeviceKind) -> HostMemory:

@@ -13,7 +13,7 @@ import numpy as np
 from mmrl.commands.plan.episodes import limit_lines, limits, longest_episode, observed_grids
 from mmrl.commands.plan.evaluations import evaluation_time
 from mmrl.commands.plan.proposal import propose
-from mmrl.commands.plan.workload import Example, Grid, Workload, workload
+from mmrl.commands.plan.workload import Example, Grid, Workload, given_example, workload
 from mmrl.config.sections import Config
 from mmrl.data.images import normalised_size
 from mmrl.data.prompts import PromptSource
@@ -159,10 +159,7 @@ class _Forecast:
             return Example(tokens, self._completion_tokens, grids, self._inserted, self._observed)
         encoder, needs = self.setup.encoder, self.setup.algorithm.needs()
         group = self.setup.step_source.group(encoder.encode(prompt), needs, encoder)
-        sample = max(group.rollouts, key=lambda rollout: rollout.num_tokens)
-        tokens, begin = len(sample.prompt.token_ids), len(sample.prompt.images)
-        inserted = int((~sample.mask).sum())
-        return Example(tokens, len(sample.token_ids), grids[:begin], inserted, grids[begin:])
+        return given_example(group, grids, self.group_size)
 
     def _workload(self, config: Config, examples: Sequence[Example]) -> Workload:
         needs, share = self.setup.algorithm.needs(), shares_prefix(config.learner, self.setup.folder)
@@ -217,7 +214,8 @@ class _Forecast:
     def _step(self) -> None:
         work, config = self._work(self.config), self.config
         one = work.total
-        unshared = sum(example.prompt_tokens + example.completion_tokens for example in self._step_examples())
+        shown = [self.examples[number % len(self.examples)] for number in range(config.trainer.prompts_per_step)]
+        unshared = sum(self.group_size * each.prompt_tokens + sum(self._lengths([each])) for each in shown)
         completion = self.examples[0].completion_tokens if self.samples else _spread(self._lengths())["mean"]
         flops = work.updates * self.shape.update_flops(one, self.training)
         data: dict[str, Any] = {
@@ -231,7 +229,7 @@ class _Forecast:
             "flops": flops,
         }
         assumed = "assumed, each" if self.samples else "mean"
-        what = "demonstrations" if self.group_size == 1 and not self.samples else "completions"
+        what = self.setup.step_source.texts.replace("comparisons", "candidates")
         what = "episodes" if self.samples and config.environment is not None else what
         lines = [
             f"{data['completions']} {what} of {completion:g} tokens ({assumed}): {unshared} tokens with their "
@@ -243,17 +241,14 @@ class _Forecast:
             data, lines = {**data, "episode": episode}, [*lines, *limit_lines(episode)]
         self.report.add("step", data, lines)
 
-    def _lengths(self) -> list[int]:
-        return [example.completion_tokens for example in self.examples]
-
-    def _step_examples(self) -> list[Example]:
-        """An example for each completion of a step."""
-        prompts = range(self.config.trainer.prompts_per_step)
-        return [self.examples[number % len(self.examples)] for number in prompts for _ in range(self.group_size)]
+    def _lengths(self, examples: Sequence[Example] | None = None) -> list[int]:
+        """Tokens of each completion of the examples, by default of all."""
+        return [n for each in examples or self.examples for n in each.completions(self.group_size)]
 
     def _footprint(self, config: Config) -> Footprint:
         rows = [row for rank in self._work(config).rows for row in rank]
-        return self.model.footprint(config, rows, self.longest_prompt + config.max_sampled_tokens)
+        longest = self.longest_prompt + config.max_sampled_tokens
+        return self.model.footprint(config, rows, longest, samples=self._shares_device)
 
     def _learner(self) -> None:
         config, found = self.config, self.footprint
@@ -365,7 +360,9 @@ class _Forecast:
         data = {"memory": memory, "most": most, "phase": phase, "kind": kind, "phases": phases}
         self.report.add("memory", data, lines)
         try:
-            smallest = self.longest_prompt + max(self._lengths())
+            together = self.group_size if self.setup.algorithm.needs().whole_groups else 1
+            longest = max(sum(self._lengths([example])[:together]) for example in self.examples)
+            smallest = self.longest_prompt + longest
             proposal = propose(config, self.shape, self._footprint, memory, samples=samples, smallest=smallest)
         except ResourceError as error:
             self.report.blame(error)
@@ -410,7 +407,8 @@ class _Forecast:
             f"from {found.prompts} prompts on one rank here: completions of {found.completion_tokens:.0f} tokens, "
             f"{found.update_flops_per_s / 1e9:.4g} GFLOP/s in the update; scoring comes on top",
         ]
-        evaluation, told = evaluation_time(self.setup, seconds.generate, len(self._step_examples()))
+        completions = self.config.trainer.prompts_per_step * self.group_size
+        evaluation, told = evaluation_time(self.setup, seconds.generate, completions)
         lines += told
         if self.config.environment is not None:
             lines.append("its completions had one turn; the environment, and what a turn waits for it, come on top")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 
@@ -14,6 +14,7 @@ from mmrl.interfaces import Needs
 from mmrl.ops.cost import NOTHING, ModelShape, Work
 from mmrl.ops.packing import Item, Unit, plan_microbatches, shares_of, units_of
 from mmrl.step.learn import minibatches
+from mmrl.types import ScoredGroup
 
 Grid = tuple[int, int, int]
 
@@ -24,10 +25,12 @@ class Example:
 
     Attributes:
         prompt_tokens: With those of its images.
-        completion_tokens: Length of a completion, or of all that follows the prompt in an episode.
+        completion_tokens: Length of a completion, or of all that follows the prompt in an episode; of the longest where
+            they differ.
         grids: Temporal, vertical and horizontal patches of each image.
         inserted_tokens: Tokens after the prompt that are not the policy's; they predict nothing.
         observed: Likewise of the images in an episode's observations, which no other episode shows.
+        given: Lengths of the completions that the row has itself; none where all have ``completion_tokens``.
     """
 
     prompt_tokens: int
@@ -35,6 +38,24 @@ class Example:
     grids: tuple[Grid, ...] = ()
     inserted_tokens: int = 0
     observed: tuple[Grid, ...] = ()
+    given: tuple[int, ...] = ()
+
+    def completions(self, count: int) -> tuple[int, ...]:
+        """Lengths of the prompt's ``count`` completions."""
+        return self.given or (self.completion_tokens,) * count
+
+
+def given_example(group: ScoredGroup, grids: tuple[Grid, ...], most: int) -> Example:
+    """The example of a row's own group.
+
+    Args:
+        grids: Those of the row's images.
+        most: Completions that count, if there are more: the longest ones.
+    """
+    sample, *others = sorted(group.rollouts, key=lambda rollout: -rollout.num_tokens)[:most]
+    given, inserted = tuple(len(each.token_ids) for each in (sample, *others)), int((~sample.mask).sum())
+    tokens, begin = len(sample.prompt.token_ids), len(sample.prompt.images)
+    return Example(tokens, given[0], grids[:begin], inserted, grids[begin:], given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +95,7 @@ def workload(
     group_ids = np.repeat(np.arange(config.trainer.prompts_per_step), group_size)
     seed, whole = (config.trainer.seed, 1), needs.whole_groups
     parts = list(minibatches(group_ids, learner.minibatches, learner.epochs, seed, whole=whole))
-    samples = [(prompt, examples[prompt % len(examples)]) for prompt in group_ids[parts[0]].tolist()]
+    samples = [_sample(examples, group_size, index) for index in parts[0]]
 
     def cost_in(samples: Sequence[_Sample]) -> Callable[[Unit], float]:
         return lambda unit: shape.forward_flops(_work(shape, [unit], samples, share))
@@ -88,7 +109,14 @@ def workload(
 
 
 _Sample = tuple[int, Example]
-"""A prompt's number and example."""
+"""A prompt's number, and its example with the length of one completion."""
+
+
+def _sample(examples: Sequence[Example], group_size: int, index: int) -> _Sample:
+    """A completion of a step whose prompts are the examples, one after the other and then again."""
+    prompt, member = divmod(index, group_size)
+    example = examples[prompt % len(examples)]
+    return prompt, replace(example, completion_tokens=example.completions(group_size)[member])
 
 
 def _items(samples: Sequence[_Sample], needs: Needs) -> list[Item]:

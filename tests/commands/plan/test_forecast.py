@@ -14,6 +14,7 @@ from PIL import Image
 from safetensors import safe_open
 
 from mmrl.commands.cli import main
+from mmrl.engine import device
 
 Plan = Callable[..., tuple[int, dict[str, Any], str]]
 ROWS = 6
@@ -200,6 +201,39 @@ def test_a_run_on_demonstrations_has_the_noun_that_check_has(
     )
     assert main(["plan", str(path)]) == 0
     assert "3 demonstrations of 2 tokens (mean)" in capsys.readouterr().out
+
+
+def test_a_plan_on_pairs_counts_whole_groups_and_a_reference_and_no_sampler(
+    plan: Plan, models: Callable[[str], Path], tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    Image.new("RGB", (84, 56), "white").save(tmp_path / "white.png")
+    answers = [("one two", "three"), ("four", "five six seven eight nine"), ("ten", "eleven twelve")]
+    rows = [{"problem": "<image>which?", "images": ["white.png"], "chosen": c, "rejected": r} for c, r in answers]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenizer = AutoTokenizer.from_pretrained(models("qwen2_5_vl"))
+    lengths = [[len(tokenizer(text)["input_ids"]) + 1 for text in pair] for pair in answers]
+    train = {"name": "table", "path": str(tmp_path / "pairs.jsonl")}
+    sections: dict[str, Any] = {"algorithm": {"name": "dpo"}, "rewards": [], "data": {"train": train}}
+    sections["sampler"] = {"max_new_tokens": 40}
+    two = {"cluster": {"name": "ray", "ranks": 2}, "learner": {"zero_stage": 3, "tokens_per_microbatch": 30}}
+    code, found, _ = plan("--memory", "80", **sections, **two)
+    assert code == 0 and "sampler" not in found
+    (prompt,) = {found["data"]["prompt_tokens"][kind] for kind in ("mean", "max")}
+    step = found["step"]
+    assert step["completions"] == 6 and step["completion_tokens"] == pytest.approx(sum(map(sum, lengths)) / 6, abs=0.05)
+    assert step["sample_tokens"] == sum(2 * prompt + c + r for c, r in lengths)
+    assert step["row_tokens_per_update"] == sum(prompt + c + r - 2 for c, r in lengths)  # the prompt once for both
+    assert step["patches_per_update"] == 3 * 24  # and its image
+    assert step["microbatches_per_update"] == 2  # three pairs on two ranks, each longer than a micro-batch
+    weights = found["learner"]["weights"]
+    assert found["learner"]["reference"] == weights == sum(each["trained"] for each in found["model"]["parts"].values())
+    phases = found["memory"]["phases"]
+    assert set(phases) == {"logprob", "update", "step"}
+    assert {phase["runtime"] for phase in phases.values()} == {device.RUNTIME_BYTES["cuda"]}  # none for a sampler
+    code, _, err = plan("--memory", "0.0005", **sections)
+    assert code == 5 and "are missing" in err and "gpu_memory_utilization" not in err
 
 
 def test_without_its_data_a_plan_assumes_the_longest_prompts(plan: Plan) -> None:
