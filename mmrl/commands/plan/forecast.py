@@ -73,6 +73,7 @@ class _Forecast:
         setup = self.setup = RunSetup(config, media_folder, with_weights=assumptions.measure)
         self.kind: device.DeviceKind = "cuda" if assumptions.memory_bytes is not None else device.detect()
         self.samples = self.setup.step_source.samples
+        self.texts = self.setup.step_source.texts.replace("comparisons", "candidates")
         self.group_size = config.sampler.group_size if self.samples else self.setup.algorithm.needs().min_group_size
         self.report.warnings += [*config_warnings(self.setup), *model_warnings(self.setup)]
         if (error := self.setup.refusal_on(self.kind)) is not None:
@@ -229,8 +230,7 @@ class _Forecast:
             "flops": flops,
         }
         assumed = "assumed, each" if self.samples else "mean"
-        what = self.setup.step_source.texts.replace("comparisons", "candidates")
-        what = "episodes" if self.samples and config.environment is not None else what
+        what = "episodes" if self.samples and config.environment is not None else self.texts
         lines = [
             f"{data['completions']} {what} of {completion:g} tokens ({assumed}): {unshared} tokens with their "
             f"prompts, {one.tokens} as packed for each optimizer step",
@@ -401,11 +401,12 @@ class _Forecast:
             examples = [replace(example, completion_tokens=mean) for example in examples]
         seconds = estimate(self.config, self.shape, self.training, self._workload(self.config, examples), found)
         data = {"measured": asdict(found), **{f"{n}_s": v for n, v in asdict(seconds).items()}, "step_s": seconds.step}
+        learning = f"log-probs {seconds.logprob:.3g}, update {seconds.update:.3g}"
+        parts = f"generate {seconds.generate:.3g}, {learning}, weight sync {seconds.sync:.3g}"
         lines = [
-            f"about {seconds.step:.3g} s a step, an estimate: generate {seconds.generate:.3g}, log-probs "
-            f"{seconds.logprob:.3g}, update {seconds.update:.3g}, weight sync {seconds.sync:.3g}",
-            f"from {found.prompts} prompts on one rank here: completions of {found.completion_tokens:.0f} tokens, "
-            f"{found.update_flops_per_s / 1e9:.4g} GFLOP/s in the update; scoring comes on top",
+            f"about {seconds.step:.3g} s a step, an estimate: {parts if self.samples else learning}",
+            f"from {found.prompts} prompts on one rank here: {self.texts} of {found.completion_tokens:.0f} tokens, "
+            f"{found.update_flops_per_s / 1e9:.4g} GFLOP/s in the update{self.samples * '; scoring comes on top'}",
         ]
         completions = self.config.trainer.prompts_per_step * self.group_size
         evaluation, told = evaluation_time(self.setup, seconds.generate, completions)

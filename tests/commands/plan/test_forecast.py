@@ -270,3 +270,17 @@ def test_a_measured_step_tells_seconds(
     assert measured["update_flops"] > 0 and measured["update_flops_per_s"] > 0
     assert 0 < time["update_s"] < time["step_s"] < 600
     assert time["step_s"] == pytest.approx(sum(time[f"{n}_s"] for n in ("sync", "generate", "logprob", "update")))
+
+
+@pytest.mark.full
+def test_measured_pairs_have_no_seconds_of_a_sampler(
+    config: Callable[..., Path], models: Callable[[str], Path], mmrl: Callable[..., Any], tmp_path: Path
+) -> None:
+    rows = [{"problem": f"what is {i}+1?", "chosen": str(i + 1), "rejected": str(i)} for i in range(4)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"train": {"name": "table", "path": str(tmp_path / "pairs.jsonl")}}
+    process = mmrl("plan", config(models("qwen2"), algorithm={"name": "dpo"}, rewards=[], data=data), "--measure")
+    assert process.returncode == 0, process.stderr
+    said = process.stdout.partition("\ntime ")[2]
+    assert "candidates of 2 tokens" in said and "log-probs" in said and "update" in said
+    assert not any(word in said for word in ("generate", "sync", "scoring"))
