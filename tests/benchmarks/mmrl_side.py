@@ -1,4 +1,4 @@
-"""mmrl's side, in a process of its own: a whole run as `mmrl train`, updates alone, or one update on TRL's batch."""
+"""mmrl's side, in a process of its own: a whole run as `mmrl train`, updates alone, one update on TRL's batch."""
 
 from __future__ import annotations
 
@@ -53,14 +53,13 @@ def run(job: dict[str, Any], watch: Stopwatch, report: Report) -> None:
     """Train; a line after each step."""
     from mmrl.commands.train import train
     from mmrl.config.load import load_config
-    from mmrl.engine.learner.network import TrainedNetwork
     from mmrl.plugin_host import registry
     from mmrl.step.loop import Trainer
 
     loaded = load_config([Path(job["config"])], job["overrides"], options_class=registry.options_class)
     time_engine(watch)
     time_run(watch)
-    train_step, update, learn = Trainer.train_step, TrainedNetwork.update, Trainer._learn
+    train_step, learn = Trainer.train_step, Trainer._learn
     memory: dict[str, int] = {}
     place = {"step": 0, "tokens": 0}
 
@@ -70,19 +69,12 @@ def run(job: dict[str, Any], watch: Stopwatch, report: Report) -> None:
         report(tokens=place["tokens"], phases=watch.take(), memory=memory or None)
         return values
 
-    def counted(self: Trainer, found: Any, learner: Any, clock: Any) -> Any:
+    def measured(self: Trainer, found: Any, *arguments: Any) -> Any:
         place["tokens"] = sum(len(rollout.token_ids) for group in found.learned for rollout in group.rollouts)
-        return learn(self, found, learner, clock)
-
-    def measured(self: TrainedNetwork, rows: Any) -> Any:
         with peak_memory(memory) if place["step"] == job["steps"] else nullcontext():  # the last step is for memory
-            return update(self, rows)
+            return learn(self, found, *arguments)
 
-    Trainer.train_step, TrainedNetwork.update, Trainer._learn = (  # type: ignore[method-assign]
-        one_step,
-        measured,
-        counted,
-    )
+    Trainer.train_step, Trainer._learn = one_step, measured  # type: ignore[method-assign]
     train(loaded)
 
 
@@ -189,6 +181,60 @@ def gate(job: dict[str, Any], report: Report) -> None:
         )
 
 
+def pair_gate(job: dict[str, Any], report: Report) -> None:
+    """One update on TRL's batch of pairs with the weights that TRL had come to; a line with both sides' numbers."""
+    import numpy as np
+    from safetensors.torch import load_file
+
+    from mmrl.step.learn import LearnSettings, finished, learn
+
+    theirs = np.load(job["batch"])
+    with _engine(job) as (engine, plan):
+        needs = plan.algorithm.needs()
+        prompts = plan.training.each(plan.encoder.encode)
+        groups = [plan.step_source.group(prompt, needs, plan.encoder) for prompt in prompts]
+        known = {_pair_ids(group): group for group in groups}
+        half = len(theirs["input_ids"]) // 2
+        rows = [ids[mask > 0] for ids, mask in zip(theirs["input_ids"], theirs["attention_mask"], strict=True)]
+        found = [known.get(tuple(map(bytes, pair))) for pair in zip(rows[:half], rows[half:], strict=True)]
+        if None in found:
+            report(fault="TRL's pairs have other tokens than mmrl's")
+            return
+        lengths = [len(rollout.token_ids) for group in found for rollout in group.rollouts]
+        of_theirs = theirs["completion_mask"].sum(1).astype(int)
+        if lengths != np.stack([of_theirs[:half], of_theirs[half:]], 1).ravel().tolist():
+            report(fault="TRL's loss is of other tokens than mmrl's")
+            return
+        with engine.learning() as learner:
+            weights = learner.network("policy").policy.model.state_dict()
+            for name, moved in load_file(job["moved"]).items():
+                weights[name].copy_(moved)
+            settings = LearnSettings.of(plan.config, frozenset(), 1)
+            result = finished(learn(found, plan.algorithm, learner, settings))
+    both = {"logprobs": [], "reference": []}
+    for group in result.groups:
+        for place in range(2):
+            both["logprobs"].append(float(np.sum(group.logprobs[place], dtype=np.float64)))
+            both["reference"].append(float(np.sum(group.reference_logprobs[place], dtype=np.float64)))
+    report(
+        loss=[float(theirs["loss"]), result.metrics["loss/total"]],
+        grad_norm=[float(theirs["grad_norm"]), result.metrics["policy/grad_norm"]],
+        **{
+            f"{name}_gap": float(np.abs(np.reshape(values, (-1, 2)).T.ravel() - theirs[name]).max())
+            for name, values in both.items()
+        },
+        moved=float(np.abs(theirs["logprobs"] - theirs["reference"]).max()),
+    )
+
+
+def _pair_ids(group: Any) -> tuple[bytes, ...]:
+    """The tokens of chosen and rejected, the prompt's before them."""
+    import numpy as np
+
+    prompt = group.group.prompt.token_ids
+    return tuple(bytes(np.concatenate([prompt, each.token_ids]).astype(np.int64)) for each in group.rollouts)
+
+
 def _rows(
     algorithm: Any, samples: Sequence[Any], advantages: Sequence[Any], group: int, old: Sequence[Any] | None = None
 ) -> dict[int, Any]:
@@ -230,6 +276,8 @@ def main() -> None:
         run(job, watch, report)
     elif job["kind"] == "updates":
         updates(job, watch, report)
+    elif job["kind"] == "pair gate":
+        pair_gate(job, report)
     else:
         gate(job, report)
 

@@ -1,12 +1,14 @@
-"""mmrl beside TRL 1.16's GRPOTrainer, the one peer that trains a vision-language model end to end on a CPU.
+"""mmrl beside TRL 1.16, the one peer that trains a vision-language model end to end on a CPU: GRPOTrainer, DPOTrainer.
 
     python tests/benchmarks/trl.py [WORKLOAD ...] [--quick] [--trl-python PYTHON] [--work FOLDER] [--out FILE]
+    python tests/benchmarks/trl.py dpo                                    # pairs of answers
     python tests/benchmarks/trl.py --draw FILE
 
 TRL is installed beside mmrl's own packages, and without its dependencies: `pip install --no-deps trl==1.16.0`; in
 another environment, --trl-python names that one's Python. Both sides get the same model folder (30 M random
 parameters, float32, sdpa), processor, pixel limits and JPEG files, two threads, and one process runs at a time: each
-takes a step while the others are stopped. Nothing is timed before both agree on loss and gradient on TRL's own batch.
+takes a step while the others are stopped. Nothing is timed before both agree on loss and gradient on TRL's own batch;
+of pairs, on one that TRL meets after a few updates, where policy and reference differ.
 """
 
 from __future__ import annotations
@@ -21,26 +23,37 @@ from typing import Any
 
 import charts
 from turns import HERE, WARM_UP, Contestant, arguments, ask, call, machine, summary, take_turns
-from workloads import MAX_PIXELS, MIN_PIXELS, SWEEP, TABLE, Workload, write_all
+from workloads import MAX_PIXELS, MIN_PIXELS, PAIRS, SWEEP, TABLE, PairWorkload, Workload, write_all
 
 TRL_VERSION = "1.16.0"
 RATE = 1e-6
 LOSS_TOLERANCE, NORM_TOLERANCE = 1e-5, 1e-4
 """Of the loss, and of the gradient's norm relative to TRL's."""
+LOGPROB_TOLERANCE = 1e-3
+"""Of the log-probs of whole answers, some hundred tokens in float32."""
+MOVES, MOVING_RATE = 3, 1e-4
+"""Updates of TRL's before both sides compare a batch of pairs, and their learning rate."""
 
 
 def config(workload: Workload, model: Path, data: Path, run_dir: Path, steps: int) -> dict[str, Any]:
     """mmrl's config of a workload."""
+    pairs = isinstance(workload, PairWorkload)
+    columns = {"chosen": "chosen", "rejected": "rejected"} if pairs else {}
     return {
-        "model": {"path": str(model), "dtype": "float32", "gradient_checkpointing": False},
+        "model": {
+            "path": str(model),
+            "dtype": "float32",
+            "gradient_checkpointing": False,
+            "freeze": list(workload.freeze) if pairs else [],
+        },
         "data": {
-            "train": {"name": "table", "path": str(data), "prompt": "question"},
+            "train": {"name": "table", "path": str(data), "prompt": "question", **columns},
             "max_prompt_tokens": workload.prompt_tokens + 8,
             "min_pixels": MIN_PIXELS,
             "max_pixels": MAX_PIXELS,
         },
-        "rewards": [{"name": f"{HERE / 'workloads.py'}:reward", "label": "vowels"}],
-        "algorithm": {"name": "grpo"},
+        "rewards": [] if pairs else [{"name": f"{HERE / 'workloads.py'}:reward", "label": "vowels"}],
+        "algorithm": {"name": "dpo" if pairs else "grpo"},
         "sampler": {"group_size": workload.group, "max_new_tokens": workload.lengths.most},
         "learner": {"lr": RATE, "zero_stage": 0, "tokens_per_microbatch": 65536},
         "trainer": {
@@ -79,6 +92,7 @@ def trl_side(kind: str, workload: Workload, folder: Path, python: str, *, comple
     steps = WARM_UP + timed + 1
     model, data = write_all(folder, workload, workload.prompts * steps, tiny=tiny)
     name = "TRL, completions" if completions_only else "TRL, every position"
+    pairs = isinstance(workload, PairWorkload)
     values = {
         "kind": kind,
         "model": str(model),
@@ -91,10 +105,11 @@ def trl_side(kind: str, workload: Workload, folder: Path, python: str, *, comple
         "group": workload.group,
         "lr": RATE,
         "steps": 1 if kind == "gate" else steps,
+        **({"freeze": list(workload.freeze), "banned": []} if pairs else {}),
         **job,
     }
     log = folder / f"{workload.name}-{name}-{kind}.log".replace(" ", "-").replace(",", "")
-    return Contestant(name, "trl_side.py", values, log, python)
+    return Contestant(name, "trl_dpo_side.py" if pairs else "trl_side.py", values, log, python)
 
 
 def parity(workload: Workload, folder: Path, python: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,10 +132,42 @@ def parity(workload: Workload, folder: Path, python: str, options: Mapping[str, 
     return found
 
 
+def pair_parity(workload: PairWorkload, folder: Path, python: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Both sides' numbers of a batch that TRL meets after ``MOVES`` updates, with TRL's weights of that moment.
+
+    Both leave the same ids out of the softmax.
+
+    Raises:
+        SystemExit: They disagree.
+    """
+    from mmrl.engine.network.folder import ModelFolder
+
+    model, _ = write_all(folder, workload, workload.prompts * (WARM_UP + MOVES + 2), tiny=options["tiny"])
+    banned = ModelFolder.open(str(model)).vocabulary.banned
+    job = {"batch": str(folder / f"{workload.name}.npz"), "moved": str(folder / f"{workload.name}-moved.safetensors")}
+    moving = {"banned": banned, "lr": MOVING_RATE, "steps": MOVES + 1}
+    sides = {"timed": MOVES + 1, **job}
+    call(trl_side("gate", workload, folder, python, completions_only=True, tiny=options["tiny"], **moving, **sides))
+    found = ask(mmrl_side("pair gate", workload, folder, name="parity", **options, **sides))
+    if "fault" in found:
+        raise SystemExit(f"{workload.name}: no timing, {found['fault']}")
+    (loss, ours), (norm, our_norm) = found["loss"], found["grad_norm"]
+    found["loss_gap"], found["norm_gap"] = abs(ours - loss), abs(our_norm / norm - 1)
+    gaps = [found[f"{name}_gap"] for name in ("logprobs", "reference")]
+    print(f"{workload.name}: loss {loss:.7f} and {ours:.7f}, gradient norm {norm:.6f} and {our_norm:.6f}, log-probs of "
+          f"answers up to {gaps[0]:.1e} apart, of the reference {gaps[1]:.1e}, and moved from it by up to "
+          f"{found['moved']:.2f}", file=sys.stderr)  # fmt: skip
+    is_apart = found["loss_gap"] > LOSS_TOLERANCE or found["norm_gap"] > NORM_TOLERANCE
+    if is_apart or max(gaps) > LOGPROB_TOLERANCE or found["moved"] < 100 * LOGPROB_TOLERANCE:
+        raise SystemExit(f"{workload.name}: no timing, the two sides do not compute the same, or nothing was moved")
+    return found
+
+
 def compare(workload: Workload, folder: Path, python: str, timed: int, rows: Sequence[bool],
             options: Mapping[str, Any]) -> dict[str, Any]:  # fmt: skip
     """Parity, then TRL's rows (whether they score completions only) and mmrl in turns."""
-    gate = parity(workload, folder, python, options)
+    gate_of: Any = pair_parity if isinstance(workload, PairWorkload) else parity
+    gate = gate_of(workload, folder, python, options)
     contestants = [
         trl_side("run", workload, folder, python, completions_only=only, timed=timed, tiny=options["tiny"])
         for only in rows
@@ -143,7 +190,7 @@ def check_trl(python: str) -> None:
 
 
 def main() -> None:
-    what = f"{', '.join(TABLE)} (the default), sweep, {', '.join(SWEEP)}"
+    what = f"{', '.join(TABLE)} (the default), sweep, {', '.join(SWEEP)}, dpo, {', '.join(PAIRS)}"
     parser = arguments(str(__doc__), "workloads", what, timed=10)
     parser.add_argument("--faster-row", action="store_true", help="TRL scoring completions only, the faster row, alone")
     parser.add_argument("--sampler", default="vllm", choices=("vllm", "hf"), help="mmrl's")
@@ -153,8 +200,9 @@ def main() -> None:
         print(charts.comparison(json.loads(args.draw.read_text()), args.draw.with_suffix(".svg")))
         return
     check_trl(args.trl_python)
-    known = TABLE | SWEEP
-    names = [name for word in args.workloads or TABLE for name in (SWEEP if word == "sweep" else [word])]
+    known: dict[str, Workload] = {**TABLE, **SWEEP, **PAIRS}
+    sets: dict[str, Sequence[str]] = {"sweep": [*SWEEP], "dpo": [*PAIRS]}
+    names = [name for word in args.workloads or TABLE for name in sets.get(word, [word])]
     if unknown := set(names) - set(known):
         raise SystemExit(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     args.work.mkdir(parents=True, exist_ok=True)

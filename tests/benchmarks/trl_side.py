@@ -72,34 +72,17 @@ def settings(job: dict[str, Any], banned: list[int]) -> dict[str, Any]:
     }
 
 
-def trainer_maker(watch: Stopwatch, report: Report, job: dict[str, Any]) -> Any:
-    """TRL's trainer, with clocks around its parts."""
+def timed(base: Any, watch: Stopwatch, report: Report, last_step: int) -> Any:
+    """A class of TRL's trainers with clocks around its parts, which tells of each step.
+
+    Args:
+        last_step: The one whose memory is measured.
+    """
     from transformers import TrainerCallback
 
-    class Timed(peer().GRPOTrainer):  # type: ignore[misc]
-        memory: dict[str, int] | None = None
-        completion_tokens = 0
-
-        def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-            with watch.phase("data"):
-                return super().get_batch_samples(*args, **kwargs)
-
-        def _generate_and_score_completions(self, inputs: Any) -> Any:
-            with watch.phase("prepare"):
-                output = super()._generate_and_score_completions(inputs)
-            self.completion_tokens = int(output["completion_mask"].sum())
-            return output
-
-        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-            with watch.phase("forward"):
-                if self.state.global_step + 1 == job["steps"]:  # the last step is for memory
-                    self.memory = {}
-                    self.measured = peak_memory(self.memory)
-                    self.measured.__enter__()
-                return super().compute_loss(*args, **kwargs)
-
     class Turns(TrainerCallback):  # type: ignore[misc]
-        trainer: Timed
+        def __init__(self, trainer: Timed) -> None:
+            self.trainer = trainer
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             trainer = self.trainer
@@ -107,13 +90,52 @@ def trainer_maker(watch: Stopwatch, report: Report, job: dict[str, Any]) -> Any:
                 trainer.measured.__exit__(None, None, None)
             report(tokens=trainer.completion_tokens, phases=watch.take(), memory=trainer.memory)
 
-    turns = Turns()
+    class Timed(base):  # type: ignore[misc]
+        memory: dict[str, int] | None = None
+        completion_tokens = 0
 
-    def build(**kwargs: Any) -> Timed:
-        turns.trainer = Timed(**kwargs, callbacks=[turns])
-        return turns.trainer
+        def __init__(self, **kwargs: Any) -> None:
+            super().__init__(**kwargs, callbacks=[Turns(self)])
 
-    return build
+        def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+            with watch.phase("data"):
+                return super().get_batch_samples(*args, **kwargs)
+
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            self.completion_tokens = int(inputs["completion_mask"].sum())
+            with watch.phase("forward"):
+                if self.state.global_step + 1 == last_step:
+                    self.memory = {}
+                    self.measured = peak_memory(self.memory)
+                    self.measured.__enter__()
+                return super().compute_loss(model, inputs, *args, **kwargs)
+
+    return Timed
+
+
+def time_parts(watch: Stopwatch, processor: Any) -> None:
+    """Clocks around parts of a step that are not the trainer's own."""
+    import accelerate.optimizer
+
+    import datasets
+
+    watch.time(datasets.Image, "decode_example", "images")
+    if hasattr(processor, "image_processor"):
+        watch.time(type(processor.image_processor), "preprocess", "images")
+    watch.time(accelerate.Accelerator, "backward", "backward")
+    watch.time(accelerate.Accelerator, "clip_grad_norm_", "optimizer")
+    watch.time(accelerate.optimizer.AcceleratedOptimizer, "step", "optimizer")
+
+
+def trainer_class(watch: Stopwatch, report: Report, job: dict[str, Any]) -> Any:
+    """GRPOTrainer with clocks around its parts."""
+
+    class Timed(timed(peer().GRPOTrainer, watch, report, job["steps"])):  # type: ignore[misc]
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            with watch.phase("prepare"):
+                return super()._generate_and_score_completions(inputs)
+
+    return Timed
 
 
 def gate_class(job: dict[str, Any]) -> Any:
@@ -158,14 +180,12 @@ def main() -> None:
     job = json.loads(sys.argv[1])
     watch = Stopwatch()
     report = Report(job["report"], watch)
-    import accelerate.optimizer
     import transformers
 
-    import datasets
     from mmrl.engine.network.family import VISION_TOKENS
 
-    if job["completions_only"]:  # as on a GPU; elsewhere TRL scores every position
-        peer("trl.trainer.utils")._use_triton = lambda device: True
+    if job["completions_only"]:
+        score_completions_only()
     processor = transformers.AutoProcessor.from_pretrained(job["model"])
     tokenizer = getattr(processor, "tokenizer", processor)
     known = tokenizer.get_vocab()
@@ -180,15 +200,15 @@ def main() -> None:
     if job["kind"] == "gate":
         gate_class(job)(**arguments).train()
         return
-    trainer = trainer_maker(watch, report, job)(**arguments)
-    watch.time(datasets.Image, "decode_example", "images")
-    if hasattr(processor, "image_processor"):
-        watch.time(type(processor.image_processor), "preprocess", "images")
+    trainer = trainer_class(watch, report, job)(**arguments)
+    time_parts(watch, processor)
     watch.time(type(trainer.model), "generate", "generate")
-    watch.time(accelerate.Accelerator, "backward", "backward")
-    watch.time(accelerate.Accelerator, "clip_grad_norm_", "optimizer")
-    watch.time(accelerate.optimizer.AcceleratedOptimizer, "step", "optimizer")
     trainer.train()
+
+
+def score_completions_only() -> None:
+    """Let TRL score completions alone, as on a GPU; elsewhere it scores every position."""
+    peer("trl.trainer.utils")._use_triton = lambda device: True
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""What the benchmarks work on: a model folder of some 30 million random parameters, JPEG images, prompts, one reward.
+"""What the benchmarks work on: a model folder of some 30 million random parameters, JPEG images, prompts, one reward,
+pairs of answers.
 
 The model is random, and still ends its completions as asked: its vocabulary is cut into stages, a token's successor is
 of the same stage or, with a probability that the head's weights set, of the next one, and after the last stage comes
@@ -76,6 +77,26 @@ class Workload:
     def family(self) -> str:
         return "qwen2_5_vl" if self.image else "qwen3"
 
+    @property
+    def model(self) -> str:
+        """The name of its model's folder."""
+        return f"{self.family}-{self.lengths.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class PairWorkload(Workload):
+    """A training step on pairs of answers that the data has; nothing is sampled.
+
+    Attributes:
+        freeze: Parts of the model that are not trained.
+    """
+
+    freeze: tuple[str, ...] = ()
+
+    @property
+    def model(self) -> str:
+        return f"{self.family}-plain"
+
 
 TABLE = {
     w.name: w
@@ -88,6 +109,19 @@ TABLE = {
     )
 }  # fmt: skip
 """The rows with a target."""
+
+
+PAIRS = {
+    w.name: w
+    for w in (
+        PairWorkload("dpo-image-448", "image 448, answers of 16 to 64", 448, 44, 2, 4, Lengths(64, 16)),
+        PairWorkload("dpo-image-448-frozen", "image 448, answers of 16 to 64, vision tower frozen", 448, 44, 2, 4,
+                     Lengths(64, 16), ("vision", "projector")),
+        PairWorkload("dpo-text", "prompt 256, answers of 64 to 256", 0, 256, 2, 4, Lengths(256, 64)),
+        PairWorkload("dpo-text-long", "prompt 128, answers of 128 to 512", 0, 128, 2, 4, Lengths(512, 128)),
+    )
+}  # fmt: skip
+"""Pairs of answers."""
 
 
 def grid(group: int = 8, image: int = 448, completion: int = 32, prompts: int = 1) -> Workload:
@@ -116,17 +150,23 @@ def write_all(folder: Path, workload: Workload, rows: int, *, tiny: bool = False
         rows: Prompts, each with an image of its own.
         tiny: A model of 2 million parameters, to try the benchmark itself.
     """
-    model = folder / f"{workload.family}-{workload.lengths.name}{'-tiny' if tiny else ''}"
+    pairs = isinstance(workload, PairWorkload)
+    model = folder / f"{workload.model}{'-tiny' if tiny else ''}"
     if not (model / "config.json").exists():
-        write_model(model, workload.family, workload.lengths, tiny=tiny)
-    data = folder / f"{workload.family}-{workload.image}-{workload.text}-{rows}" / "train.jsonl"
+        write_model(model, workload.family, None if pairs else workload.lengths, tiny=tiny)
+    of_pairs = f"-pairs{workload.lengths.least}-{workload.lengths.most}" if pairs else ""
+    data = folder / f"{workload.family}-{workload.image}-{workload.text}-{rows}{of_pairs}" / "train.jsonl"
     if not data.exists():
         write_data(data, model, workload, rows)
     return model, data
 
 
-def write_model(folder: Path, family: str, lengths: Lengths, *, tiny: bool = False) -> None:
-    """Weights in float32, config, tokenizer and, for a vision-language family, the processor."""
+def write_model(folder: Path, family: str, lengths: Lengths | None, *, tiny: bool = False) -> None:
+    """Weights in float32, config, tokenizer and, for a vision-language family, the processor.
+
+    Args:
+        lengths: Of the completions that are sampled; None where none are.
+    """
     import torch
     import transformers
 
@@ -172,7 +212,8 @@ def write_model(folder: Path, family: str, lengths: Lengths, *, tiny: bool = Fal
     vision = family == "qwen2_5_vl"
     auto = transformers.AutoModelForImageTextToText if vision else transformers.AutoModelForCausalLM
     model = auto.from_config(transformers.AutoConfig.for_model(family, **values)).float()
-    _write_stages(model, tokenizer, lengths)
+    if lengths is not None:
+        _write_stages(model, tokenizer, lengths)
     model.generation_config = transformers.GenerationConfig(eos_token_id=[end], pad_token_id=pad)
     model.save_pretrained(folder)
 
@@ -250,7 +291,8 @@ def words(count: int, seed: int = 0) -> list[str]:
 
 
 def write_data(path: Path, model: Path, workload: Workload, rows: int) -> None:
-    """Rows of a question, exactly as many tokens as asked, and a JPEG file."""
+    """Rows of a question, exactly as many tokens as asked, a JPEG file and a pair of answers."""
+    import numpy as np
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -264,6 +306,12 @@ def write_data(path: Path, model: Path, workload: Workload, rows: int) -> None:
         ids = tokenizer(" " + " ".join(vocabulary[row::rows][: workload.text]))["input_ids"]
         question = tokenizer.decode(ids[: workload.text - frame])
         line: dict[str, Any] = {"question": question, "answer": ""}
+        if isinstance(workload, PairWorkload):
+            rng = np.random.default_rng([row, workload.lengths.most])
+            for name in ("chosen", "rejected"):
+                length = int(rng.integers(workload.lengths.least, workload.lengths.most))  # and what ends it
+                ids = tokenizer(" ".join(rng.choice(vocabulary, length)))["input_ids"]
+                line[name] = tokenizer.decode(ids[:length])
         if workload.image:
             name = f"{row:04d}.jpg"
             draw(row, workload.image).save(path.parent / name, quality=90)
