@@ -176,15 +176,13 @@ class Choice:
             "values": f"{self._config.reward or 'reward'} {min(values):g} to {max(values):g}, "
             f"{sum(values) / len(values):.3g} in the mean",
         }
-        causes = ", ".join(f"{count} {cause}" for cause, count in self.left_out.most_common())
-        return made | ({"left out": causes} if causes else {})
+        return made | ({"left out": self._causes()} if self.left_out.total() else {})
 
     def fingerprint(self) -> str:
         return self._digest.hexdigest()
 
     def nothing(self, config: RecordedOptions) -> DataError:
         """The error of records of which nothing can be used."""
-        causes = ", ".join(f"{count} {cause}" for cause, count in self.left_out.most_common()) or "no completion"
         name, above = config.reward or "reward", self._keep.above if self._keep is not None else None
         what = "No recorded completion can be used"
         if above is not None:
@@ -192,7 +190,10 @@ class Choice:
         elif self._keep is None and config.candidates != "single":
             what = f"No recorded group has completions of different {name}"
         remedy = "look at `mmrl rollouts`, read other steps, or change keep, reward or truncated"
-        return DataError(what, where=f"{config.path}: left out: {causes}", remedy=remedy)
+        return DataError(what, where=f"{config.path}: left out: {self._causes()}", remedy=remedy)
+
+    def _causes(self) -> str:
+        return ", ".join(f"{cause} {count}" for cause, count in self.left_out.most_common() if count) or "nothing"
 
     def _usable(self, fields: Mapping[str, Sequence[Any]], recording: Recording) -> Iterator[Completion]:
         """The completions of a group that can be answers, each text once for each value."""

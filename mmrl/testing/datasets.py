@@ -11,7 +11,7 @@ import numpy as np
 from mmrl.config.data import DataConfig
 from mmrl.data.images import ImageGrid, normalised_size
 from mmrl.errors import plugin_errors
-from mmrl.interfaces import DatasetLoader
+from mmrl.interfaces import DatasetLoader, SampledRow
 from mmrl.plugin_host import registry
 from mmrl.testing.rules import broken
 from mmrl.types import IMAGE_PLACEHOLDER, Candidate, Message, Prompt, RawImage
@@ -30,7 +30,8 @@ def check_dataset(
     rows are Prompts whose fields have the types that ``Prompt`` says (tuples, not lists); there are messages, with as
     many ``<image>`` as images; images are bytes with a header that can be read; candidates are texts with a finite
     score or none, and without images of their own; ids are texts, unique, and the same when loaded again; a
-    fingerprint is a text. A thousand rows are looked at, evenly spread over a longer dataset.
+    fingerprint is a text; rows as they were sampled are SampledRows. A thousand rows are looked at, evenly spread over
+    a longer dataset.
 
     Args:
         loader: A registered name, a class, or a loader.
@@ -51,6 +52,11 @@ def check_dataset(
     if not isinstance(fingerprint, str):
         remedy = "return a text, or leave the method out"
         raise broken(made, "a fingerprint is a text", f"it is {fingerprint!r:.80}", remedy)
+    with plugin_errors(made, "sampled"):
+        sampled: list[object] = list(made.sampled())
+    if others := [each for each in sampled if not isinstance(each, SampledRow)]:
+        remedy = "build mmrl.SampledRow(prompt, rollout, by)"
+        raise broken(made, "rows as they were sampled are SampledRows", f"{others[0]!r:.80}", remedy)
     places: dict[str, int] = {}
     for row in np.unique(np.linspace(0, len(first) - 1, min(len(first), MAX_ROWS)).astype(int)).tolist():
         with plugin_errors(made, "load"):

@@ -36,6 +36,7 @@ from mmrl.types import (
 )
 from mmrl_datasets.recorded import Recorded
 from tests.conftest import Bench
+from tests.faults.runs import Runs, events, rollouts
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def test_a_group_is_a_row_with_its_completions_and_rewards_and_its_images(run: P
     told = dict(loaded(run).describe())
     assert told["rows"] == "2 of 4 groups (12 completions)" and told["recorded"].startswith("a run, ")
     assert told["answers"] == "to compare: 2 to 3 of a row" and told["values"] == "reward -0.5 to 1, 0.25 in the mean"
-    causes = "2 equal to another one of their group, 1 groups without an order, 1 equal rows"
+    causes = "equal to another one of their group 2, groups without an order 1, equal rows 1"
     assert told["left out"] == causes
 
 
@@ -202,7 +203,7 @@ def test_good_completions_are_demonstrations(run: Path, keep: Any, expected: dic
     """One of each prompt and text, though both steps have it."""
     rows = load(run, keep=keep)
     assert imitated(rows) == expected and not any(row.candidates for row in rows)
-    assert "1 equal rows" in loaded(run, keep=keep).describe()["left out"]
+    assert "equal rows 1" in loaded(run, keep=keep).describe()["left out"]
 
 
 def test_a_named_evaluation_set_has_its_images(make: Maker) -> None:
@@ -241,11 +242,11 @@ def test_what_cannot_be_an_answer_is_left_out_and_counted(make: Maker) -> None:
     assert compared(list(found.load())) == {"step-1/epoch-0/one": [("one turn", 0.75), ("plain", 0.0)]}
     told = found.describe()["left out"]
     for cause in (
-        "1 empty",
-        "1 cut off by a limit",
-        "1 without a valid reward",
-        "1 of several turns",
-        "2 the dataset's own",
+        "empty 1",
+        "cut off by a limit 1",
+        "without a valid reward 1",
+        "of several turns 1",
+        "nobody sampled 2",
     ):
         assert cause in told
     assert any("1 completion left out that are episodes of several turns" in note for note in found.notes())
@@ -338,7 +339,7 @@ def test_nothing_to_compare_is_an_error_with_counts(make: Maker) -> None:
     RunDirectory(directory.path).write_rollouts(1, [make.group(0, Said("a", 1.0), Said("b", 1.0))], {})
     with pytest.raises(DataError, match="No recorded group has completions of different reward") as caught:
         loader(directory.path).load()
-    assert "1 groups without an order" in caught.value.where
+    assert "groups without an order 1" in caught.value.where
 
 
 @pytest.mark.parametrize("name", ["", "missing"])
@@ -436,3 +437,28 @@ def test_completions_in_other_tokens_are_told_where_they_are_many(make: Maker) -
     assert "1 of 1 completions that were looked at have other tokens by the tokenizer of" in warning
     directory.write_rollouts(2, [make.group(1, Said("blue", 1.0))], {})
     assert warnings(make, directory.path) == []
+
+
+def test_a_run_on_a_runs_own_rollouts_goes_on_only_with_the_same_ones(fake_runs: Runs, capsys: Any) -> None:
+    """A run of rollouts, one that compares them, and more rollouts; named steps stay the same."""
+    assert fake_runs.train(fake_runs.config(trainer={"steps": 2})) == 0
+    train = {"name": "recorded", "path": str(fake_runs.folder / "run"), "truncated": True}
+    given: dict[str, Any] = {"rewards": [], "algorithm": {"name": "dpo"}, "sampler": {"max_new_tokens": 16}}
+    length = {"steps": 2, "prompts_per_step": 2, "save_every": 1}
+    for name, options in {"all": {}, "named": {"steps": {"last": 2}}}.items():
+        sections = {"data": {"train": train | options}, "trainer": length | {"run_dir": str(fake_runs.folder / name)}}
+        assert fake_runs.train(fake_runs.config(name, **given, **sections)) == 0
+    told = events(fake_runs.folder / "all", "warning")
+    assert any(
+        "completions that were looked at have other tokens by the tokenizer of" in each["message"] for each in told
+    )
+    learned = rollouts(fake_runs.folder / "all", 1)
+    known = {each["completion"]: each["reward"] for each in rollouts(fake_runs.folder / "run", 1)}
+    known |= {each["completion"]: each["reward"] for each in rollouts(fake_runs.folder / "run", 2)}
+    assert len(learned) >= 4 and {each["weight_version"] for each in learned} == {GIVEN}
+    assert all(each["reward"] == known[each["completion"]] for each in learned)
+    assert fake_runs.train(fake_runs.folder / "run.yaml", "trainer.steps=3") == 0
+    capsys.readouterr()
+    assert fake_runs.train(fake_runs.folder / "all.yaml", "trainer.steps=3") != 0
+    assert "data.train" in capsys.readouterr().err
+    assert fake_runs.train(fake_runs.folder / "named.yaml", "trainer.steps=3") == 0

@@ -134,3 +134,9 @@ def test_a_fingerprint_is_a_text(prompts: list[Prompt]) -> None:
     kinds = {"load": lambda self: prompts, "fingerprint": lambda self: 7}
     with pytest.raises(PluginError, match="a fingerprint is a text"):
         check_dataset(type("Given", (DatasetLoader,), kinds))
+
+
+def test_rows_as_they_were_sampled_are_of_their_type(prompts: list[Prompt]) -> None:
+    kinds = {"load": lambda self: prompts, "sampled": lambda self: prompts[:1]}
+    with pytest.raises(PluginError, match="rows as they were sampled are SampledRows"):
+        check_dataset(type("Given", (DatasetLoader,), kinds))
