@@ -44,7 +44,7 @@ PLUGINS = {
 RECORDS = {
     "Batch", "Call", "Candidate", "Content", "Credit", "EncodedPrompt", "FinishReason", "IMAGE_PLACEHOLDER",
     "ImageRef", "Message", "Observation", "PackedTokens", "PlayedTurn", "Prompt", "RawImage", "Rollout", "RolloutGroup",
-    "Sample", "Score", "ScoredGroup", "Segment", "TokenLoss", "Turn",
+    "Sample", "Score", "ScoredGroup", "Segment", "TokenLoss", "Turn", "Unscored",
 }  # fmt: skip
 
 
