@@ -40,15 +40,15 @@ def kind_at(key: str) -> Kind | None:
 
 
 def reader_of_files(options_class: OptionsClass | None) -> str:
-    """The installed dataset that reads files which the config has to name; ``...`` if it is not known."""
+    """The installed dataset that reads files which the config has to name, by columns; ``...`` if it is not known."""
     if options_class is None:
         return "..."
     for name in installed("dataset"):
         try:
-            path = options_class("dataset", DatasetSpec(name=name)).model_fields.get("path")
+            options = options_class("dataset", DatasetSpec(name=name)).model_fields
         except Exception:  # told where it is used
             continue
-        if path is not None and path.is_required():
+        if "prompt" in options and "path" in options and options["path"].is_required():
             return name
     return "..."
 

@@ -25,8 +25,8 @@ from tests.faults.runs import rollouts
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["mmrl.algorithms"]
 PAIRS = ["dpo", "mpo", "orpo", "simpo"]
-ALGORITHMS = sorted(PLUGINS.keys() - {"sft", "gigpo", "kto", *PAIRS})
-"""Those that learn from completions with rewards; ``gigpo`` needs episodes, ``kto`` labels."""
+ALGORITHMS = sorted(PLUGINS.keys() - {"sft", "gigpo", "kto", "opd", *PAIRS})
+"""Those that learn from completions with rewards; ``gigpo`` needs episodes, ``kto`` labels, ``opd`` a teacher."""
 ENVIRONMENT = '''\
 from mmrl import Environment, Observation
 
