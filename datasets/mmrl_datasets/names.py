@@ -150,7 +150,12 @@ class Names:
         pattern = re.compile(re.escape(column.removesuffix(f"1{NUMBERED}")) + r"([1-9]\d{0,3})")
         found = {int(match[1]): name for name in self.rows.columns if (match := pattern.fullmatch(name))}
         if len(found) != max(found, default=0):
-            self.missing("images", f"The columns {', '.join(found.values())} are not numbered one after the other")
+            raise DataError(
+                f"The columns {', '.join(found.values())} are not numbered one after the other",
+                where=self.where,
+                possible=", ".join(self.rows.columns),
+                remedy=f"number them from 1 without a gap, or name one of them, such as {next(iter(found.values()))}",
+            )
         return tuple(found[number] for number in sorted(found))
 
     def cells(self, column: str) -> list[Any]:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from mmrl.engine.device import DeviceKind
-from mmrl.engine.learner import learner
+from mmrl.engine.learner import frozen, learner
 from mmrl.engine.learner.learner import DeepSpeedLearner
 from mmrl.engine.network import policy
 from mmrl.engine.network.features import Limit
@@ -117,8 +117,9 @@ class Recording:
         self._patch(deepspeed, "init_distributed", lambda **_: None)
         self._patch(deepspeed, "initialize", self._deepspeed)
         self._patch(learner, "load_policy", self._read)
+        self._patch(frozen, "load_policy", self._read)
         self._patch(learner, "place", lambda policy, settings, device: self.log.append(f"a policy on {device}"))
-        self._patch(learner, "place_frozen", self._frozen)
+        self._patch(frozen, "place_frozen", self._frozen)
         self._patch(DeepSpeedLearner, "weight_version", property(lambda _: self.version))
         self._patch(vllm_exit, "_leave_groups", lambda: self.log.append("the groups are left"))
         self._patch(torch.cuda, "empty_cache", lambda: self.log.append("free the cache"))

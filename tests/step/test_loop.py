@@ -178,7 +178,7 @@ class FakeScorer:
 
     score: Callable[[str, int], float]
 
-    def submit(self, group: RolloutGroup, failures: Failures) -> Future[ScoredGroup]:
+    def submit(self, group: RolloutGroup, failures: Failures, *, needed: bool = True) -> Future[ScoredGroup]:
         members = [-1 if rollout.text == "greedy" else rollout.index for rollout in group.rollouts]
         values = np.array([self.score(group.prompt.id, member) for member in members], float)
         for place in np.flatnonzero(np.isinf(values)):
