@@ -20,7 +20,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,22 +99,38 @@ class Outcome:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    return try_all(__doc__ or "", {**HEALTHY, **BROKEN}, 60, warm_up)
+
+
+def try_all(
+    about: str,
+    trials: Mapping[str, Trial],
+    steps: int,
+    prepare: Callable[[Path], Sequence[str]],
+    finish: Callable[[Trial, Path], Trial] = lambda trial, output: trial,
+) -> int:
+    """Run the trials that the command line names, and write their report; the exit code is 0 if all are good.
+
+    Args:
+        steps: Of a run, unless the command line says otherwise.
+        prepare: Makes what all runs need in the folder of all runs, and gives the overrides that start them.
+        finish: Gives a trial the overrides that depend on that folder.
+    """
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("output", type=Path, help="folder of all runs")
-    trials = {**HEALTHY, **BROKEN}
     parser.add_argument("names", nargs="*", default=[], metavar="NAME", help=f"of {', '.join(trials)}; all by default")
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--list", action="store_true", help="print the names, and run nothing")
     args = parser.parse_args()
     if args.list or set(args.names) - set(trials):
         print("\n".join(f"{name}: {' '.join(trial.words)}" for name, trial in trials.items()))
         return 0 if args.list else 2
     output = args.output.resolve()
-    start = warm_up(output)
+    start = prepare(output)
     outcomes = []
     for name in args.names or trials:
         print(f"{name}: ", end="", flush=True)
-        outcomes.append(outcome(output, name, trials[name], start, args.steps))
+        outcomes.append(outcome(output, name, finish(trials[name], output), start, args.steps))
         print(outcomes[-1].verdict, flush=True)
         (output / "alarms.md").write_text(report(outcomes) + "\n")
     print(f"\n{report(outcomes)}\n\n{output / 'alarms.md'}")

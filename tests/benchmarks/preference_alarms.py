@@ -11,7 +11,6 @@ What is finished in OUT is not run again; the table is OUT/alarms.md, and the ex
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).resolve().parents[2] / "examples")]
 
-from alarms import Trial, outcome, report  # noqa: E402
+from alarms import Trial, try_all  # noqa: E402
 from compare_algorithms import call  # noqa: E402
 
 ANSWERS = ("{}", "It is {}", "It is a {} .", "The digit is a {} .", "I see that the digit is a {} .")
@@ -45,30 +44,15 @@ BROKEN = {name: Trial([f"data.train.path={name}"], ["length_bias"]) for name in 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("output", type=Path, help="folder of all runs")
-    trials = {**SOUND, **BROKEN}
-    parser.add_argument("names", nargs="*", default=[], metavar="NAME", help=f"of {', '.join(trials)}; all by default")
-    parser.add_argument("--steps", type=int, default=80)
-    parser.add_argument("--list", action="store_true", help="print the names, and run nothing")
-    args = parser.parse_args()
-    if args.list or set(args.names) - set(trials):
-        print("\n".join(f"{name}: {' '.join(trial.words)}" for name, trial in trials.items()))
-        return 0 if args.list else 2
-    output = args.output.resolve()
+    return try_all(__doc__ or "", {**SOUND, **BROKEN}, 80, prepared, with_data)
+
+
+def prepared(output: Path) -> list[str]:
+    """The override of the model that all runs start from, which is made with the pairs."""
     if not (output / "model").exists():
         call(output, "model", "examples/tiny_model.py", output / "model")
     write_pairs(output)
-    outcomes = []
-    for name in args.names or trials:
-        print(f"{name}: ", end="", flush=True)
-        outcomes.append(
-            outcome(output, name, with_data(trials[name], output), [f"model.path={output / 'model'}"], args.steps)
-        )
-        print(outcomes[-1].verdict, flush=True)
-        (output / "alarms.md").write_text(report(outcomes) + "\n")
-    print(f"\n{report(outcomes)}\n\n{output / 'alarms.md'}")
-    return 0 if all(each.is_good for each in outcomes) else 1
+    return [f"model.path={output / 'model'}"]
 
 
 def with_data(trial: Trial, output: Path) -> Trial:

@@ -219,7 +219,7 @@ def allowed(blow: Blow, end: End, path: Path) -> Sequence[int]:
 
 
 def after_blow(blow: Blow, end: End, path: Path) -> Iterator[str]:
-    """What is wrong after a signal that a run can answer."""
+    """Yields what is wrong after a signal that a run can answer."""
     if blow.number == signal.SIGKILL:
         return
     if "Traceback" in end.log:

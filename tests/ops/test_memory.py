@@ -31,7 +31,7 @@ M, MIB = 10**6, 2**20
 
 
 def held(found: States) -> dict[str, int]:
-    """What is not zero, in millions of bytes."""
+    """The states that are not zero, in millions of bytes."""
     kinds = asdict(found).keys() - {"keeps_gradients", "locked"}
     return {name: value // M for name in kinds if (value := getattr(found, name))}
 

@@ -171,7 +171,7 @@ def test_accuracies_by_category_stand_beside_those_of_the_set() -> None:
 def test_pairs_are_judged_once_with_their_pictures_and_the_chosen_ones_once_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of six pairs with pictures every second one is asked again. A margin of nothing is half right."""
+    """Three of six pairs with pictures are judged again, without them. A margin of nothing is half right."""
     monkeypatch.setattr("mmrl.step.evaluate.NUM_BLANK", 3)
     names = ["a", "b", "a", "b", "a", "a"]
     found = [in_category(each, name) for each, name in zip(prompts(6, pictured=lambda place: True), names, strict=True)]

@@ -38,7 +38,7 @@ class Likelihood:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Self:
-        """That of a recorded completion."""
+        """The likelihood of a recorded completion."""
         mask = np.asarray(record["mask"], np.bool_)
         policy, reference = (own_sum(record.get(RECORDED[role]), mask) for role in (POLICY, REFERENCE))
         return cls(int(mask.sum()), policy, reference)

@@ -555,7 +555,7 @@ def test_pairs_are_described_by_what_is_learned_of_them(check: Check) -> None:
 
 
 def test_held_out_pairs_that_are_trained_on_are_counted_also_the_other_way_round(check: Check, tmp_path: Path) -> None:
-    """Of four held-out rows one is a training row, one has its answers swapped, one has others to its question."""
+    """Three of four held-out rows share the prompt of a training row: its answers, these swapped, and other ones."""
     plain = [{key: value for key, value in row.items() if key != "answer"} for row in rows()]
     table = [{**row, "chosen": f"yes {i}", "rejected": f"no {i}"} for i, row in enumerate(plain)]
     changes = [{}, {"chosen": "no 1", "rejected": "yes 1"}, {"rejected": "other"}, {"problem": "<image>Really?"}]

@@ -63,7 +63,7 @@ def folder(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFacto
 
 
 def run(ranks: int, folder: Path, settings: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What rank 0 of so many tells of each setting."""
+    """The bytes by kind that rank 0 of so many ranks tells of each setting."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
     script = Path(__file__).with_name("allocated.py")
