@@ -307,8 +307,8 @@ def test_a_plain_word_is_answered_with_the_form_that_loads(write, word: str, typ
 
 
 def options_class(kind: Kind, spec: PluginSpec) -> type[BaseModel]:
-    """Every plugin takes everything; the dataset called ``table`` needs a path."""
-    fields: Any = {"path": (str, ...)} if spec.name == "table" else {}
+    """Every plugin takes everything; the dataset called ``table`` needs a path and names its columns."""
+    fields: Any = {"path": (str, ...), "prompt": (str, "prompt")} if spec.name == "table" else {}
     return create_model("Anything", __config__={"extra": "allow"}, **fields)
 
 
