@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -21,13 +21,13 @@ from mmrl.types import (
     ImageRef,
     Inspection,
     IntArray,
-    PreUpdateStatistics,
     Prompt,
     RolloutGroup,
     Sample,
     Segment,
     TrainingRow,
 )
+from mmrl.types.update import UpdateResult as UpdateResult
 
 EAGER = 0
 """``SamplingRequest.answered_after`` of a request whose answer is admitted as soon as it is there."""
@@ -152,44 +152,6 @@ class Sampler(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateResult:
-    """The results of one optimizer step.
-
-    Attributes:
-        metrics: Reduced over all micro-batches and ranks.
-        logprobs: Each row's, (T_i,) float32, before the step.
-        entropies: Likewise the entropies, as ``PackedTokens.entropy_T``.
-        fault: The reason why no rank took the step, such as a loss that is not finite; empty if all did.
-        notice: Words for the user on how it was taken, such as with smaller micro-batches; empty if nothing.
-        flops: Operations that the own rows' passes need, see ``ops.cost``; 0 if they are not counted.
-        memory_bytes: Allocated on the device at most, above what was allocated before; None if that is not known.
-        views: Each row's log-probs and entropies given its prompt's scored views, by name; none if nothing is scored.
-    """
-
-    metrics: Mapping[str, float]
-    logprobs: Sequence[FloatArray]
-    entropies: Sequence[FloatArray]
-    fault: str = ""
-    notice: str = ""
-    flops: int = 0
-    memory_bytes: int | None = None
-    views: Sequence[Mapping[str, PreUpdateStatistics]] = ()
-
-    @classmethod
-    def of(cls, metrics: Mapping[str, float], statistics: Sequence[PreUpdateStatistics], **others: Any) -> Self:
-        """The result with the statistics of each row."""
-        views = [each.views for each in statistics] if any(each.views for each in statistics) else ()
-        of_rows = [each.logprobs for each in statistics], [each.entropy for each in statistics]
-        return cls(metrics, *of_rows, **others, views=views)
-
-    @property
-    def statistics(self) -> list[PreUpdateStatistics]:
-        """All of each row."""
-        views = self.views or [{}] * len(self.logprobs)
-        return list(map(PreUpdateStatistics, self.logprobs, self.entropies, views))
-
-
-@dataclass(frozen=True, slots=True)
 class NetworkFiles:
     """The files of a network in a checkpoint.
 
@@ -222,6 +184,10 @@ class Network(Protocol):
         """
         ...
 
+    def final_values(self, samples: Sequence[Sample]) -> FloatArray:
+        """(B,) float32 values after the last token of each sample; only of a network with a score head."""
+        raise AssertionError("this network has no score head")
+
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         """One optimizer step on the weighted sum of the rows' losses; only of a network that is trained.
 
@@ -236,7 +202,7 @@ class Learner(Protocol):
 
     Attributes:
         networks: The networks by role. The ``policy`` is trained. The ``reference`` is the frozen initial policy, or
-            a teacher, which is there if the algorithm needs it.
+            a teacher, which is there if the algorithm needs it. A ``reward`` model is trained alone.
     """
 
     networks: Mapping[str, Network]
@@ -318,8 +284,12 @@ class PromptEncoder(Protocol):
         """
         ...
 
-    def given(self, prompt: EncodedPrompt) -> tuple[Sample, ...]:
+    def given(self, prompt: EncodedPrompt, *, closed: bool = False) -> tuple[Sample, ...]:
         """The prompt with each of its row's candidates as completion, an end-of-sequence token appended.
+
+        Args:
+            closed: True to have each conversation's tokens as the chat template writes it whole: what follows the end
+                of the answer is an inserted segment. The samples' prompt is what all of them begin with.
 
         Raises:
             DataError: A candidate cannot be learned.

@@ -17,8 +17,9 @@ Known = Literal["by credit", "sampled", "before the step", "before each update"]
 """The moment a column is known. Credit gives it, the sampler reports it with the tokens, or a network computes it: once
 before the first optimizer step, or as each one begins."""
 
-POLICY, REFERENCE = "policy", "reference"
-"""The roles of the network that samples and is trained, and of the frozen one: the initial policy, or a teacher."""
+POLICY, REFERENCE, REWARD = "policy", "reference", "reward"
+"""The roles of networks: the one that samples and is trained; the frozen one, which is the initial policy or a teacher;
+and a reward model, which is trained alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+
 from mmrl.cluster.calls import RankCalls
 from mmrl.cluster.files import bare, send_images
 from mmrl.cluster.shipping import PackedRows, PackedSamples
@@ -106,6 +108,12 @@ class GroupNetwork:
         jobs = self.learner.samples(shares, samples)
         found: list[list[FloatArray]] = self.learner.calls.all("score", self.role, way, each=jobs)
         return found[0] if way == "wide" else _merged(shares, found)
+
+    def final_values(self, samples: Sequence[Sample]) -> FloatArray:
+        shares = self.learner.share(samples)
+        jobs = self.learner.samples(shares, samples)
+        found: list[FloatArray] = self.learner.calls.all("final_values", self.role, each=jobs)
+        return np.array(_merged(shares, [values.tolist() for values in found]), np.float32)
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         samples = [row.sample for row in rows]

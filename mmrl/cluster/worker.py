@@ -220,6 +220,11 @@ class RankWorker:
         with self._engine.span("logprob"):
             return PackedArrays(learner.network(role).score(samples, way=way))
 
+    def final_values(self, samples: Sequence[Sample], role: str) -> FloatArray:
+        learner: Learner = self._owner
+        with self._engine.span("logprob"):
+            return learner.network(role).final_values(samples)
+
     def update(self, rows: Sequence[TrainingRow], role: str) -> UpdateResult:
         learner: Learner = self._owner
         with self._engine.span("update"):

@@ -9,7 +9,7 @@ from mmrl.config.sections import Config
 from mmrl.data.images import MediaStore
 from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine_api import NetworkFiles
-from mmrl.interfaces import Algorithm
+from mmrl.interfaces import Algorithm, roles_of
 from mmrl.token_columns import REFERENCE
 
 
@@ -58,7 +58,7 @@ class EngineSpec:
     @property
     def roles(self) -> tuple[str, ...]:
         """The roles of the learner's networks; none without a learner."""
-        return () if self.algorithm is None else self.algorithm.needs().roles
+        return () if self.algorithm is None else roles_of(self.algorithm)
 
     @property
     def max_sequence_images(self) -> int:

@@ -37,6 +37,7 @@ from mmrl.interfaces.plugins import (
     ShownRollout,
     SourceName,
     Tracker,
+    roles_of,
     served_needs,
 )
 from mmrl.interfaces.rewards import Reward, Scores
@@ -77,6 +78,7 @@ __all__ = [
     "ToolError",
     "Tracker",
     "View",
+    "roles_of",
     "served_needs",
     "tool",
 ]

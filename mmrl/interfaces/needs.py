@@ -46,12 +46,13 @@ class Needs:
         entropy_gradient: ``PackedTokens.entropy_T`` with gradient.
         refill: ``select`` is asked, and rejected groups are replaced; None trains on all sampled groups.
         turns: ``Batch.turns``, ``turn_rewards`` and ``turn_states``, which only a run with an environment has.
-        values: ``Batch.values``, of a critic that is trained beside the policy. This need and ``last_state`` are not
-            served yet: an algorithm that asks for one is refused.
+        values: ``Batch.values``, of a critic that is trained beside the policy. This need is not served yet: an
+            algorithm that asks for it is refused.
         whole_groups: All rows of a group are in one micro-batch of one rank, and in one minibatch. A group of which the
             credit keeps a single row is an error.
         mismatched: ``Batch.mismatched_logprobs``, and with ``reference_logprobs`` those of the reference.
-        last_state: Rows keep the last token of their completion; ``Batch.final_values``.
+        last_state: Rows keep the last token of their completion: ``PackedTokens.final_values_N``. Completions of the
+            dataset then end with what the chat template closes a conversation with. Only a reward model serves it.
         all_turns: Every turn of the assistant after the first question that is not empty is learned where a
             demonstration is a conversation, and not the last one alone.
         views: Second forms of the prompts' images: ``PackedTokens.views`` has what the policy makes of those that are
@@ -73,17 +74,19 @@ class Needs:
     all_turns: bool = False
     views: tuple[View, ...] = ()
 
-    def columns(self, updates: int) -> tuple[TokenColumn, ...]:
+    def columns(self, updates: int, network: str = POLICY) -> tuple[TokenColumn, ...]:
         """The token columns that a run has, the same in all of its steps.
 
         Args:
             updates: Optimizer steps on each batch. After the first of several the policy is another, so what it
                 computed before the step is kept, asked for or not.
+            network: As ``Algorithm.network``; without a policy there are no columns of a network.
         """
         return tuple(
             column
             for column in COLUMNS
-            if not column.need or getattr(self, column.need) or (column.role == POLICY and updates > 1)
+            if (not column.role or network == POLICY)
+            and (not column.need or getattr(self, column.need) or (column.role == POLICY and updates > 1))
         )
 
     @property
@@ -103,9 +106,23 @@ class Needs:
         return {view.name: view.gradient for view in self.views if view.scored}
 
     @property
+    def of_a_policy(self) -> tuple[str, ...]:
+        """Needs among these that only a policy serves."""
+        return tuple(name for name in _OF_A_POLICY if getattr(self, name))
+
+    @property
     def unserved(self) -> tuple[str, ...]:
         """Needs that this version does not serve."""
         return tuple(name for name in _UNSERVED if getattr(self, name))
 
 
-_UNSERVED = ("values", "last_state")
+_UNSERVED = ("values",)
+_OF_A_POLICY = (
+    "reference_logprobs",
+    "old_logprobs",
+    "greedy_rollout",
+    "entropy_gradient",
+    "refill",
+    "mismatched",
+    "views",
+)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from mmrl.errors import contract_error, plugin_errors
 from mmrl.interfaces.needs import Needs
+from mmrl.token_columns import POLICY
 from mmrl.types import (
     Batch,
     Credit,
@@ -29,6 +30,9 @@ API_VERSION = 1
 
 SourceName = Literal["rollouts", "demonstrations", "comparisons"]
 """Where a step's groups come from; see ``Algorithm.source``."""
+
+NetworkName = Literal["policy", "reward"]
+"""The network that is trained; see ``Algorithm.network``."""
 
 AggregationMode = Literal[
     "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "prompt-mean-token-mean"
@@ -152,6 +156,16 @@ class Algorithm(Plugin):
         """
         return "rollouts"
 
+    @property
+    def network(self) -> NetworkName:
+        """The network that the algorithm trains; a class attribute or a property, constant for a run.
+
+        ``policy`` is the model that samples. ``reward`` is a reward model: the model's body with a score in place of
+        its head, trained alone, on ``comparisons`` and with ``Needs(last_state=True)``. ``PackedTokens.final_values_N``
+        has its scores. It has neither log-probs nor entropies, which are 0.
+        """
+        return "policy"
+
     def needs(self) -> Needs:
         """The algorithm's needs; constant for a run."""
         return Needs()
@@ -206,6 +220,11 @@ class Algorithm(Plugin):
         raise NotImplementedError(f"{type(self).__name__} has a state and does not restore it")
 
 
+def roles_of(algorithm: Algorithm) -> tuple[str, ...]:
+    """The roles of the networks that a run of an algorithm has, the trained one first."""
+    return algorithm.needs().roles if algorithm.network == POLICY else (algorithm.network,)
+
+
 def served_needs(algorithm: Algorithm) -> Needs:
     """An algorithm's ``needs``.
 
@@ -217,7 +236,28 @@ def served_needs(algorithm: Algorithm) -> Needs:
         if needs.unserved:
             what = f"asks for {', '.join(needs.unserved)}, which this version of mmrl does not serve"
             raise contract_error(algorithm, "needs", what, "use a version that does, or an algorithm without")
+        if found := _misfit(algorithm, needs):
+            raise contract_error(algorithm, "needs", *found)
     return needs
+
+
+def _misfit(algorithm: Algorithm, needs: Needs) -> tuple[str, str] | None:
+    """A clause on a need that the network of the algorithm does not serve, and its remedy; None if all fit."""
+    if algorithm.network not in get_args(NetworkName):
+        names = ", ".join(get_args(NetworkName))
+        return f"trains a network {algorithm.network!r}", f"let its network be one of {names}"
+    if algorithm.network == POLICY:
+        if needs.last_state:
+            return "asks for last_state, and a policy has no score head", "let its network be 'reward', or do without"
+        return None
+    if algorithm.source != "comparisons" or not needs.last_state:
+        return (
+            "trains a reward model on something else than whole conversations to compare",
+            "let its source be 'comparisons', and ask for Needs(last_state=True)",
+        )
+    if asked := needs.of_a_policy:
+        return f"asks for {', '.join(asked)}, which a reward model has not", "do without, or train the policy"
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,12 +211,18 @@ def seen_samples(rows: Sequence[TrainingRow]) -> list[Sample]:
     return [*(row.sample for row in rows), *(row.sample.seen(name) for row in rows for name in row.own_views)]
 
 
-def pack_tokens(rows: Sequence[TrainingRow], logprobs_T: torch.Tensor, entropy_T: torch.Tensor) -> PackedTokens:
+def pack_tokens(
+    rows: Sequence[TrainingRow],
+    logprobs_T: torch.Tensor,
+    entropy_T: torch.Tensor,
+    final_values_N: torch.Tensor | None = None,
+) -> PackedTokens:
     """The rows' completion tokens in packed order, with zeros in place of masked ones.
 
     Args:
         logprobs_T: Current log-probs of ``seen_samples``, concatenated.
         entropy_T: Likewise the entropies.
+        final_values_N: The rows' scores, of a network with a score head.
     """
     count = sum(len(row.mask) for row in rows)
     (logprobs_T, *seen), (entropy_T, *seen_entropy) = (
@@ -246,6 +252,7 @@ def pack_tokens(rows: Sequence[TrainingRow], logprobs_T: torch.Tensor, entropy_T
         mask_T=mask_T,
         sequence_T=torch.repeat_interleave(torch.arange(len(rows), device=logprobs_T.device), lengths),
         num_sequences=len(rows),
+        final_values_N=final_values_N,
         constants=rows[0].constants,
         group_N=torch.tensor([row.group for row in rows], dtype=torch.int64, device=logprobs_T.device),
         score_N=torch.tensor([row.score for row in rows], dtype=logprobs_T.dtype, device=logprobs_T.device),
@@ -290,26 +297,43 @@ def _packed_views(
 
 
 def partial_loss(
-    algorithm: Algorithm, rows: Sequence[TrainingRow], logprobs_T: torch.Tensor, entropy_T: torch.Tensor
+    algorithm: Algorithm,
+    rows: Sequence[TrainingRow],
+    logprobs_T: torch.Tensor,
+    entropy_T: torch.Tensor,
+    final_values_N: torch.Tensor | None = None,
 ) -> PartialLoss:
     """One micro-batch's share of the step's loss, ``sum_i w_i sum_t m_it L_it``, and of its metrics.
 
     Args:
         rows: At least one.
         logprobs_T: Current log-probs of ``seen_samples``, concatenated; likewise ``entropy_T``.
+        final_values_N: As ``pack_tokens``.
     """
-    return weighed_loss(rows, *token_loss(algorithm, rows, logprobs_T, entropy_T))
+    return weighed_loss(rows, *token_loss(algorithm, rows, logprobs_T, entropy_T, final_values_N))
+
+
+def score_loss(
+    algorithm: Algorithm, rows: Sequence[TrainingRow], final_values_N: torch.Tensor
+) -> tuple[PackedTokens, TokenLoss]:
+    """As ``token_loss``, of a reward model, which has scores alone."""
+    nothing_T = final_values_N.detach().new_zeros(sum(len(row.mask) for row in rows))
+    return token_loss(algorithm, rows, nothing_T, nothing_T, final_values_N)
 
 
 def token_loss(
-    algorithm: Algorithm, rows: Sequence[TrainingRow], logprobs_T: torch.Tensor, entropy_T: torch.Tensor
+    algorithm: Algorithm,
+    rows: Sequence[TrainingRow],
+    logprobs_T: torch.Tensor,
+    entropy_T: torch.Tensor,
+    final_values_N: torch.Tensor | None = None,
 ) -> tuple[PackedTokens, TokenLoss]:
     """The packed tokens, and the algorithm's loss of each; as ``partial_loss``, before anything is summed.
 
     Raises:
         PluginError: It fails, or answers values of another shape.
     """
-    tokens = pack_tokens(rows, logprobs_T, entropy_T)
+    tokens = pack_tokens(rows, logprobs_T, entropy_T, final_values_N)
     hint = functools.partial(absent_columns, algorithm, tokens)
     with plugin_errors(algorithm, "loss", passing=(torch.OutOfMemoryError,), hint=hint):
         result = algorithm.loss(tokens)
@@ -331,7 +355,8 @@ def weighed_loss(rows: Sequence[TrainingRow], tokens: PackedTokens, result: Toke
         named = {"loss/total": loss}
         named |= {f"loss/{name}": masked_sum(weights_T * term_T) for name, term_T in result.terms.items()}
         named |= {name: masked_sum(values_T) for name, values_T in result.metrics.items()}
-        named["policy/entropy"] = masked_sum(tokens.entropy_T)
+        if tokens.final_values_N is None:
+            named["policy/entropy"] = masked_sum(tokens.entropy_T)
         names, values = list(named), torch.stack([value.double() for value in named.values()])
         sequences = {name: _summed(values_N) for name, values_N in result.sequence_metrics.items()}
     sums = dict(zip(names, values.tolist(), strict=True))
@@ -359,8 +384,11 @@ def _check_loss(algorithm: Algorithm, result: TokenLoss, tokens: PackedTokens) -
             what = f"gave {name} as {_kind(value)}, not one value per sequence, {(tokens.num_sequences,)}"
             remedy = "make a tensor of NaN for tokens.num_sequences, and fill in the sequences that have a value"
             raise contract_error(algorithm, "loss", what, remedy)
-    if tokens.logprobs_T.requires_grad and not result.loss_T.requires_grad:
-        remedy = "let loss_T depend on tokens.logprobs_T without detaching it, outside torch.no_grad"
+    values, name = tokens.final_values_N, "final_values_N"
+    if values is None:
+        values, name = tokens.logprobs_T, "logprobs_T"
+    if values.requires_grad and not result.loss_T.requires_grad:
+        remedy = f"let loss_T depend on tokens.{name} without detaching it, outside torch.no_grad"
         raise contract_error(algorithm, "loss", "gave a loss_T without a gradient", remedy)
 
 

@@ -43,7 +43,7 @@ Judge = Callable[[Sequence[ScoredGroup]], Judged]
 """Judges groups that nobody sampled; its metrics have no section."""
 
 
-class ForwardPass(Learner):
+class ForwardPass(Learner, Network):
     """Implements ``Learner`` and its policy over another learner: an optimizer step that stops at its loss.
 
     Entropies are 0: networks do not tell them with log-probs.

@@ -75,7 +75,7 @@ class Comparisons(Given):
                 where=prompt.id,
                 remedy=_COLUMNS,
             )
-        given = encoder.given(encoder.rendered(prompt))
+        given = encoder.given(encoder.rendered(prompt), closed=needs.last_state)
         longest, most = max(len(sample.token_ids) for sample in given), config.sampler.max_new_tokens
         if longest > most:
             what = f"a candidate is longer than sampler.max_new_tokens = {most}"
@@ -99,7 +99,8 @@ class Comparisons(Given):
     def group(cls, prompt: EncodedPrompt, needs: Needs, encoder: PromptEncoder) -> ScoredGroup:
         candidates = _scored_candidates(prompt.prompt)
         scores = [candidate.score or 0.0 for candidate in candidates]
-        return _group(prompt, encoder.given(prompt), [candidate.text for candidate in candidates], scores)
+        samples = encoder.given(prompt, closed=needs.last_state)
+        return _group(samples[0].prompt, samples, [candidate.text for candidate in candidates], scores)
 
 
 def _scored_candidates(prompt: Prompt) -> tuple[Candidate, ...]:

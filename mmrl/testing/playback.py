@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mmrl.engine_api import Learner, NetworkFiles, UpdateResult, Way
+from mmrl.engine_api import Learner, Network, NetworkFiles, UpdateResult, Way
 from mmrl.errors import contract_error, plugin_errors
 from mmrl.interfaces import Algorithm, Needs, served_needs
 from mmrl.plugin_host import registry
@@ -142,7 +142,7 @@ def play(
     )
 
 
-class _GivenLogprobs(Learner):
+class _GivenLogprobs(Learner, Network):
     """Implements ``Learner`` and its policy: an optimizer step that stops at the gradients of given log-probs.
 
     Args:

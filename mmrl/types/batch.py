@@ -36,7 +36,7 @@ class Batch:
         sampler_logprobs: B arrays (T_i,) as the sampler reported them; zeros for what nobody sampled.
         values: B arrays (T_i,), the critic's for each position that predicts a token; None unless ``needs`` asked, and
             always today.
-        final_values: (B,) the critic's after the last token; always None today.
+        final_values: (B,) a critic's after the last token; always None today.
         turns: B arrays (T_i,) int, the turn of an episode that each token belongs to; inserted tokens belong to the
             turn before them. None without an environment, as are all that follow.
         turn_rewards: B arrays (K_i,) with the environment's reward of each turn.
@@ -122,17 +122,20 @@ class Credit:
 
 @dataclass(frozen=True, slots=True)
 class PreUpdateStatistics:
-    """One rollout's statistics before an optimizer step; both are empty if the step came to nothing.
+    """One rollout's statistics before an optimizer step; both arrays are empty if the step came to nothing.
 
     Attributes:
-        logprobs: (T_i,) float32, the learner's.
-        entropy: (T_i,) float32, as ``PackedTokens.entropy_T``.
+        logprobs: (T_i,) float32, the learner's; empty of a reward model.
+        entropy: (T_i,) float32, as ``PackedTokens.entropy_T``; empty of a reward model.
         views: The same given each scored view of its prompt, by name.
+        final_value: The score after its last token; None of a network without a score head, and if the step came to
+            nothing.
     """
 
     logprobs: FloatArray
     entropy: FloatArray
     views: Mapping[str, PreUpdateStatistics] = field(default_factory=dict)
+    final_value: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,8 @@ class PackedTokens:
             gradient only if ``Needs.entropy_gradient``.
         constants: The constants of the step's ``Credit``.
         views: By name, what the policy makes of the same completions given each view that ``Needs.views`` scores.
+        final_values_N: (num_sequences,) float32 with gradient: a score head's value after the last token of each
+            sequence; None of a network without one.
         group_N: (num_sequences,) int64, the id of each sequence's group.
         score_N: (num_sequences,) its reward, or the dataset's score.
     """
@@ -110,6 +112,7 @@ class PackedTokens:
     views: Mapping[str, PackedView] = field(default_factory=dict)
     group_N: torch.Tensor = field(default_factory=_nothing)
     score_N: torch.Tensor = field(default_factory=_nothing)
+    final_values_N: torch.Tensor | None = None
 
     @property
     def log_ratio_T(self) -> torch.Tensor:

@@ -81,6 +81,9 @@ class FakeWorker:
     def score(self, samples: Sequence[Sample], role: str, way: Way) -> list[Any]:
         return [sample.token_ids * 10.0 + (way == "packed") for sample in samples]
 
+    def final_values(self, samples: Sequence[Sample], role: str) -> np.ndarray:
+        return np.array([sample.token_ids[-1] + 0.5 for sample in samples], np.float32)
+
     def update(self, rows: Sequence[TrainingRow], role: str) -> UpdateResult:
         ids = [row.sample.token_ids for row in rows]
         values = [each * 1.0 for each in ids], [each * 2.0 for each in ids]

@@ -24,7 +24,7 @@ from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import Learner, NetworkFiles, SamplingRequest, UpdateResult, Way
 from mmrl.errors import MMRLError
 from mmrl.interfaces import Algorithm
-from mmrl.ops.objective import partial_loss, reduce_partials
+from mmrl.ops.objective import PartialLoss, partial_loss, reduce_partials, score_loss, weighed_loss
 from mmrl.system import failpoints
 from mmrl.types import FloatArray, Rollout, RolloutGroup, Sample, Segment, TrainingRow
 
@@ -47,6 +47,9 @@ class FakeEngine(OneByOneSampler, Learner):
         self.optimizer = torch.optim.AdamW([self.logits_PV], lr=config.learner.lr)
         self.updates = 0
         self.networks: Mapping[str, Any] = {"policy": self, "reference": SimpleNamespace(score=self._of_reference)}
+        self._scores = algorithm.network == "reward"
+        if self._scores:
+            self.networks = {"reward": self}
         if checkpoint is not None:
             self._restore(checkpoint)
 
@@ -109,43 +112,65 @@ class FakeEngine(OneByOneSampler, Learner):
         _check_tokens(samples)
         return [self._logprobs_T(self._reference_PV, sample).numpy() for sample in samples]
 
+    def final_values(self, samples: Sequence[Sample]) -> FloatArray:
+        """Scores of a reward model, of which the table has each token's share."""
+        assert self._scores, "a policy has no score head"
+        failpoints.reach("fake.logprobs")
+        _check_tokens(samples)
+        with torch.no_grad():
+            return np.array([float(self._score(sample)) for sample in samples], np.float32)
+
+    def _score(self, sample: Sample) -> torch.Tensor:
+        ids_T = torch.from_numpy(sample.token_ids.astype(np.int64)) % len(LETTERS)
+        return self.logits_PV[torch.arange(len(ids_T)) % POSITIONS, ids_T].mean()
+
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         failpoints.reach("fake.update")
         _check_tokens([row.sample for row in rows])
         if not rows:
             return UpdateResult({"lr": self._config.learner.lr}, [], [])
+        if self._scores:
+            final_N = torch.stack([self._score(row.sample) for row in rows])
+            partial = weighed_loss(rows, *score_loss(self._algorithm, rows, final_N))
+            metrics = self._step(partial)
+            nothing = [np.zeros(0, np.float32) for _ in rows]
+            return UpdateResult(metrics, nothing, nothing, final_values=final_N.detach().numpy())
         parts = [self._logprobs_T(self.logits_PV, row.sample) for row in rows]
         logprobs_T = torch.cat(parts)
         entropies = [self._entropy_T(row.sample) for row in rows]
-        partial = partial_loss(self._algorithm, rows, logprobs_T, torch.cat(entropies))
+        metrics = self._step(partial_loss(self._algorithm, rows, logprobs_T, torch.cat(entropies)))
+        found = [[each.detach().numpy() for each in values] for values in (parts, entropies)]
+        return UpdateResult(metrics, *found)
+
+    def _step(self, partial: PartialLoss) -> dict[str, float]:
+        """An optimizer step; returns its metrics."""
         self.optimizer.zero_grad()
         partial.loss.backward()
         assert self.logits_PV.grad is not None
         norm = float(self.logits_PV.grad.norm())
         self.optimizer.step()
         self.updates += 1
-        metrics = reduce_partials([partial]) | {"lr": self._config.learner.lr, "policy/grad_norm": norm}
-        found = [[each.detach().numpy() for each in values] for values in (parts, entropies)]
-        return UpdateResult(metrics, *found)
+        return reduce_partials([partial]) | {"lr": self._config.learner.lr, "policy/grad_norm": norm}
 
     def reset_reference(self) -> None:
         self._reference_PV, self._is_reset = self.logits_PV.detach().clone(), True
         failpoints.reach("fake.reset")
 
     def save(self, folder: Path) -> Mapping[str, NetworkFiles]:
-        (folder / "model").mkdir(parents=True)
-        (folder / "state").mkdir(exist_ok=True)
+        role, stored = next(iter(self.networks)), self._config.trainer.save_optimizer != "none"
+        own = NetworkFiles.of(role, optimizer=stored)
+        model, kept = folder / own.model, folder / own.state
+        model.mkdir(parents=True)
+        kept.mkdir(exist_ok=True)
         failpoints.reach("save.shard")
-        save_file({"logits": self.logits_PV.detach().clone()}, folder / "model" / "model.safetensors")
+        save_file({"logits": self.logits_PV.detach().clone()}, model / "model.safetensors")
         state = self.optimizer.state[self.logits_PV]
-        if self._config.trainer.save_optimizer != "none":
-            save_file(
-                {name: value.clone() for name, value in state.items()}, folder / "state" / "optimizer.safetensors"
-            )
+        if stored:
+            save_file({name: value.clone() for name, value in state.items()}, kept / "optimizer.safetensors")
         failpoints.reach("save.part")
         failpoints.reach("save.state")
-        (folder / "state" / "learner.json").write_text(json.dumps({"updates": self.updates}))
-        files = {"policy": NetworkFiles(optimizer=self._config.trainer.save_optimizer != "none")}
+        (kept / "learner.json").write_text(json.dumps({"updates": self.updates}))
+        files = {role: own}
         if self._is_reset:
             files["reference"] = NetworkFiles.of("reference", trained=False)
             (folder / "reference" / "model").mkdir(parents=True)
@@ -153,14 +178,15 @@ class FakeEngine(OneByOneSampler, Learner):
         return files
 
     def _restore(self, checkpoint: Path) -> None:
+        own = NetworkFiles.of(next(iter(self.networks)))
         with torch.no_grad():
-            self.logits_PV.copy_(load_file(checkpoint / "model" / "model.safetensors")["logits"])
+            self.logits_PV.copy_(load_file(checkpoint / own.model / "model.safetensors")["logits"])
         if (reference := checkpoint / "reference" / "model" / "model.safetensors").exists():
             self._reference_PV, self._is_reset = load_file(reference)["logits"], True
-        state = load_file(checkpoint / "state" / "optimizer.safetensors")
+        state = load_file(checkpoint / own.state / "optimizer.safetensors")
         if state:
             self.optimizer.state[self.logits_PV] = state
-        self.updates = json.loads((checkpoint / "state" / "learner.json").read_text())["updates"]
+        self.updates = json.loads((checkpoint / own.state / "learner.json").read_text())["updates"]
 
     def _entropy_T(self, sample: Sample) -> torch.Tensor:
         logprobs_PV = torch.log_softmax(self.logits_PV / self._config.sampler.temperature, -1)

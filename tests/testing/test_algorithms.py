@@ -576,18 +576,28 @@ def test_a_class_is_checked_against_its_interface_and_its_options_first() -> Non
         check_algorithm("none_such")
 
 
-@pytest.mark.parametrize("needs", [Needs(values=True), Needs(last_state=True)])
-def test_what_is_not_served_yet_is_refused_by_name(needs) -> None:
-    class Early(Good):
-        def needs(self):
-            return needs
-
-    (name,) = needs.unserved
+@pytest.mark.parametrize(
+    ("network", "source", "needs", "match"),
+    [
+        ("policy", "rollouts", Needs(values=True), "asks for values, which this version of mmrl does not serve"),
+        ("policy", "rollouts", Needs(last_state=True), "asks for last_state, and a policy has no score head"),
+        ("critic", "rollouts", Needs(), "trains a network 'critic'"),
+        ("reward", "rollouts", Needs(last_state=True), "trains a reward model on something else than whole"),
+        ("reward", "comparisons", Needs(), "trains a reward model on something else than whole conversations"),
+        (
+            "reward",
+            "comparisons",
+            Needs(last_state=True, reference_logprobs=True, mismatched=True),
+            "asks for reference_logprobs, mismatched, which a reward model has not",
+        ),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(network, source, needs, match) -> None:
+    made = {"network": network, "source": source, "needs": lambda self: needs}
+    early = type("Early", (Good,), made)
     for run in (check_algorithm, lambda algorithm: replay(algorithm, {})):
-        with pytest.raises(
-            PluginError, match=f"Early.needs asks for {name}, which this version of mmrl does not serve"
-        ):
-            run(Early)
+        with pytest.raises(PluginError, match=f"Early.needs {match}"):
+            run(early)
     assert Needs().unserved == () and Needs(True, True, 2, True, True, Refill()).unserved == ()
 
 

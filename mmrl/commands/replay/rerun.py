@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from mmrl.config.sections import Config
-from mmrl.engine_api import Learner, NetworkFiles, UpdateResult, Way
+from mmrl.engine_api import Learner, Network, NetworkFiles, UpdateResult, Way
 from mmrl.errors import DataError, plugin_errors
 from mmrl.interfaces import Algorithm, Needs
 from mmrl.ops.metrics import episode_metrics
@@ -45,7 +45,7 @@ ROUTERS_LOSS = "loss/router_aux"
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedNetwork:
+class RecordedNetwork(Network):
     """Implements ``engine_api.Network`` with the log-probs that a run recorded of a frozen network."""
 
     logprobs: Mapping[SampleKey, FloatArray]
@@ -63,7 +63,7 @@ class RecordedNetwork:
         raise AssertionError("it is frozen")
 
 
-class RecordedLearner(Learner):
+class RecordedLearner(Learner, Network):
     """Implements ``engine_api.Learner``, and the policy as its ``Network``, with what a run recorded.
 
     Nothing is recorded of a rollout that was in no loss; the sampler's log-probs stand in for the learner's, which

@@ -30,6 +30,7 @@ from mmrl.engine.network.packed_inputs import OWN, PackedInputs
 from mmrl.engine.network.plain_model import WidePass
 from mmrl.engine.network.policy import Policy
 from mmrl.engine.network.weights import Failures, of_all_ranks, save_adapter, save_model
+from mmrl.engine_api import Network as AnyNetwork
 from mmrl.engine_api import NetworkFiles, UpdateResult, Way
 from mmrl.interfaces import Algorithm
 from mmrl.ops.cost import imbalance
@@ -38,7 +39,7 @@ from mmrl.ops.schedule import learning_rate
 from mmrl.types import FloatArray, PreUpdateStatistics, Sample, TrainingRow
 
 
-class Network:
+class Network(AnyNetwork):
     """Implements ``engine_api.Network`` on one rank, for this rank's share of the samples; all ranks call it together.
 
     Nothing trains it.

@@ -89,8 +89,15 @@ class ChatTemplate:
 
     def fill(self, messages: Sequence[Filled]) -> str:
         """The conversation with the head of the policy's next turn; the template's exceptions are its own."""
+        return self._filled(messages, opens=True)
+
+    def fill_whole(self, messages: Sequence[Filled]) -> str:
+        """The conversation alone, which ends as the template closes it; the template's exceptions are its own."""
+        return self._filled(messages, opens=False)
+
+    def _filled(self, messages: Sequence[Filled], *, opens: bool) -> str:
         shown = {"tools": self._tools} if self._tools else {}
-        return self._folder.fill_template(messages, add_generation_prompt=True, **shown)
+        return self._folder.fill_template(messages, add_generation_prompt=opens, **shown)
 
     def read(self, message: Message, *, has_images: bool = True) -> Filled:
         """A dataset's message, each ``<image>`` an image of a vision-language model.

@@ -15,6 +15,7 @@ from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.network.vocabulary import QUESTION
 from mmrl.engine.text import thoughts
 from mmrl.engine.text.chat_template import Filled
+from mmrl.engine.text.closed import closed_samples
 from mmrl.engine.text.earlier_turns import EarlierTurns
 from mmrl.engine.text.template_proof import prove
 from mmrl.engine.text.tool_calls import CallReader
@@ -96,10 +97,17 @@ class Encoder:
         text, row = self._render(prompt, bool(prompt.images)), replace(prompt, images=())
         return EncodedPrompt(prompt=row, text=text, token_ids=np.zeros(0, np.int32), images=())
 
-    def given(self, prompt: EncodedPrompt) -> tuple[Sample, ...]:
-        texts = enumerate(candidate.text for candidate in prompt.prompt.candidates)
-        shown = [self._shown(text, prompt.text, prompt.id, f"candidate {place}") for place, text in texts]
-        return tuple(Sample(prompt, (segment,)) for segment in shown)
+    def given(self, prompt: EncodedPrompt, *, closed: bool = False) -> tuple[Sample, ...]:
+        texts = [candidate.text for candidate in prompt.prompt.candidates]
+        shown = [self._shown(text, prompt.text, prompt.id, f"candidate {place}") for place, text in enumerate(texts)]
+        if not closed:
+            return tuple(Sample(prompt, (segment,)) for segment in shown)
+        head, image = self._tokenize(prompt.text, prompt.id), self._folder.image_token_id
+        row = prompt.prompt
+        conversations = [replace(row, messages=(*row.messages, Message("assistant", text))) for text in texts]
+        rendered = [self._render(each, image in head, whole=True) for each in conversations]
+        wholes = [self._tokenize(text, prompt.id) for text in rendered]
+        return closed_samples(prompt, head, wholes, end=self._end, image=image)
 
     def demonstrate(self, prompt: EncodedPrompt, *, all_turns: bool = False) -> Sample:
         if (demonstration := prompt.prompt.demonstration) is None:
@@ -343,11 +351,12 @@ class Encoder:
             )
         return Segment(np.array(ids, np.int32), True, np.zeros(len(ids), np.float32))
 
-    def _render(self, prompt: Prompt, has_images: bool, *, as_said: bool = False) -> str:
+    def _render(self, prompt: Prompt, has_images: bool, *, as_said: bool = False, whole: bool = False) -> str:
         """The prompt as the template writes it, each ``<image>`` an image if there are any, else text.
 
         Args:
             as_said: True to write turns of the assistant as the policy's own, which may hold special tokens.
+            whole: True for a conversation that is over; else the head of the policy's next turn ends it.
         """
         if prompt.images and not self._folder.family.vision:
             raise DataError(
@@ -362,7 +371,7 @@ class Encoder:
             for each in self._tool_prompt.added_to(prompt)
         ]
         try:
-            return self._template.fill(messages)
+            return self._template.fill_whole(messages) if whole else self._template.fill(messages)
         except Exception as error:  # the template is the model's: any exception is its own
             raise DataError(
                 f"the model's chat template fails: {error}",
