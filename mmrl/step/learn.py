@@ -18,7 +18,7 @@ from mmrl.ops.packing import offsets
 from mmrl.rollout.batch import batch_of, rollouts_of, weights_of
 from mmrl.step.mismatched import mismatched_logprobs
 from mmrl.system.clock import Clock
-from mmrl.token_columns import COLUMNS, POLICY, TokenColumn
+from mmrl.token_columns import COLUMNS, TokenColumn
 from mmrl.types import (
     Batch,
     Credit,
@@ -132,7 +132,7 @@ def learn(
     """
     samples, needs = rollouts_of(groups), algorithm.needs()
     batch = batch_of(groups, settings.weights, settings.penalties) if batch is None else batch
-    batch = _with_columns(batch, samples, needs.columns(settings.num_updates), learner)
+    batch = _with_columns(batch, samples, needs.columns(settings.num_updates, algorithm.network), learner)
     batch = replace(batch, **mismatched_logprobs(batch, samples, needs, learner))
     yield Update("logprob")
     credit = assign_credit(algorithm, batch)
@@ -154,7 +154,9 @@ def learn(
         whole_groups=needs.whole_groups,
     )
     parts = minibatches(batch.group_ids, settings.minibatches, settings.epochs, settings.seed, whole=needs.whole_groups)
-    means, logprobs, updates = yield from _optimizer_steps(samples, batch, rows_of, learner, parts)
+    means, logprobs, updates = yield from _optimizer_steps(
+        samples, batch, rows_of, learner.network(algorithm.network), parts
+    )
     values = {**means, **credit.metrics, **metrics.advantage_metrics(masks, columns["advantages"])}
     found = {column.credited: columns[column.name] for column in COLUMNS if column.name in columns}
     found |= {"logprobs": logprobs}
@@ -213,7 +215,7 @@ def _optimizer_steps(
     samples: Sequence[Sample],
     batch: Batch,
     rows_of: Callable[[Sequence[int]], Mapping[int, TrainingRow]],
-    learner: Learner,
+    network: Network,
     parts: Iterable[Sequence[int]],
 ) -> Generator[Update, None, _Results]:
     """Take the step's optimizer steps.
@@ -228,7 +230,7 @@ def _optimizer_steps(
     skipped, memory = 0, list[float]()
     for part in parts:
         rows = rows_of(part)
-        result = learner.network(POLICY).update(list(rows.values()))
+        result = network.update(list(rows.values()))
         memory += [] if result.memory_bytes is None else [float(result.memory_bytes)]
         if result.fault:
             skipped += 1

@@ -31,12 +31,13 @@ from mmrl.testing.playback import RecordedBatch, Replay, play, replay
 from mmrl.testing.recorded import Arrays
 from mmrl.testing.rollouts import scored_groups
 from mmrl.testing.rules import broken, failed, shown
+from mmrl.token_columns import POLICY
 from mmrl.types import ENVIRONMENT, ScoredGroup
 
 PARTITIONS = ((1, 4), (2, 2), (3, 1))
 """Ranks, and micro-batches of each rank, that are compared with one of each."""
 RTOL, ATOL = 1e-7, 1e-10
-_FIELDS = ("loss", "sequence_weights", "advantages", "grad_log_probs", "grad_entropy")
+_FIELDS = ("loss", "sequence_weights", "advantages", "grad_log_probs", "grad_entropy", "grad_scores")
 
 
 def check_algorithm(
@@ -69,19 +70,21 @@ def check_algorithm(
     """
     subject = _Subject(registry.given("algorithm", algorithm, options), tuple(rewards))
     subject.check_declarations()
-    batches = dict(_random_batches(subject.needs, subject.rewards))
+    batches = dict(_random_batches(subject.needs, subject.rewards, subject.network))
     results = {case: subject.replay(case, batch) for case, batch in batches.items()}
     for case, batch in batches.items():
         subject.check_credit_leaves(case, batch)
         subject.check_sameness(case, batch, results[case])
         subject.check_loss_is_apart(case, batch, results[case])
         subject.check_state(case, batch)
-    if not any(result.grad_log_probs.any() for result in results.values()):
+    if not any(result.grad_log_probs.any() or result.grad_scores.any() for result in results.values()):
+        takes = "logprobs_T" if subject.network == POLICY else "final_values_N"
+        others = ", and on tokens.advantages_T" * (subject.network == POLICY)
         raise broken(
             subject.algorithm,
             "something is learned from rewards of 0 and 1, or from others",
             "the gradient is 0 everywhere, in each batch",
-            "let loss depend on tokens.logprobs_T without detaching it, and on tokens.advantages_T",
+            f"let loss depend on tokens.{takes} without detaching it{others}",
         )
     for origin, batch in batches.items():
         for case, odd in odd_batches(batch).items():
@@ -90,13 +93,13 @@ def check_algorithm(
         subject.check_select()
 
 
-def _random_batches(needs: Needs, components: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _random_batches(needs: Needs, components: Sequence[str], network: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Batches by description, with and without old log-probs, as several optimizer steps on a batch need them."""
     for seed, binary in enumerate((True, False)):
-        batch = random_batch(needs, binary_rewards=binary, seed=seed, components=components)
+        batch = random_batch(needs, binary_rewards=binary, seed=seed, components=components, network=network)
         rewards = "rewards of 0 and 1" if binary else "normal rewards"
         yield f"{rewards}, several optimizer steps", batch
-        for column in set(needs.columns(2)) - set(needs.columns(1)):
+        for column in set(needs.columns(2, network)) - set(needs.columns(1, network)):
             yield f"{rewards}, one optimizer step", without(batch, column.replayed)
 
 
@@ -106,7 +109,7 @@ class _Subject:
     def __init__(self, algorithm: Algorithm, rewards: tuple[str, ...]) -> None:
         self.algorithm, self.rewards = algorithm, rewards
         with plugin_errors(algorithm, "needs"):
-            self.needs = algorithm.needs()
+            self.needs, self.network = algorithm.needs(), algorithm.network
 
     def check_declarations(self) -> None:
         """``needs``, ``aggregation`` and ``check`` keep to the interface."""
@@ -216,7 +219,7 @@ class _Subject:
 
     def check_credit_leaves(self, case: str, batch: Arrays) -> None:
         """``credit`` does not write into its batch."""
-        record = RecordedBatch(batch, self.needs).batch
+        record = RecordedBatch(batch, self.needs, self.network).batch
         before = copy.deepcopy(record)
         with plugin_errors(self.algorithm, "credit"):
             credit_of(copy.deepcopy(self.algorithm), record)

@@ -12,7 +12,7 @@ import numpy as np
 
 from mmrl.interfaces import Needs
 from mmrl.testing.recorded import PER_TOKEN, Arrays
-from mmrl.token_columns import COLUMNS, POLICY
+from mmrl.token_columns import COLUMNS, POLICY, REWARD
 from mmrl.types import ENVIRONMENT
 
 _GROUPS = {401: 4, 17: 3, 93: 4, 5: 2, 230: 1}
@@ -22,7 +22,7 @@ _LONGEST = 8
 
 
 def random_batch(
-    needs: Needs, *, binary_rewards: bool, seed: int, components: Sequence[str] = ("reward",)
+    needs: Needs, *, binary_rewards: bool, seed: int, components: Sequence[str] = ("reward",), network: str = POLICY
 ) -> dict[str, Any]:
     """A batch of groups whose rows are mixed, with only those fields that ``needs`` asks for.
 
@@ -64,7 +64,7 @@ def random_batch(
         "old_log_probs": old_BT,
         "max_len": _LONGEST,
     }
-    for column in needs.columns(1):
+    for column in needs.columns(1, network):
         if column.known == "before the step" and column.role != POLICY:
             batch[column.replayed] = near(0.2)
     if needs.greedy_rollout:
@@ -76,6 +76,9 @@ def random_batch(
         batch |= _turns(rng, lengths_B, valid_B, binary_rewards=binary_rewards)
         batch["components"] = {**named, ENVIRONMENT: np.array([sum(each) for each in batch["turn_rewards"]])}
         batch["weights"] = {**batch["weights"], ENVIRONMENT: 1.0}
+    if network == REWARD:
+        batch = {key: value for key, value in batch.items() if key not in PER_TOKEN}
+        batch["scores"] = rng.normal(size=rows)
     if needs.mismatched:
         batch |= _mismatched(rng, needs, rows)
     if needs.views:
@@ -144,6 +147,8 @@ def polluted(batch: Arrays, garbage: float) -> dict[str, Any]:
     """The batch with garbage where it must not matter: masked tokens, rewards of invalid rows."""
     mask_BT = batch["response_mask"]
     dirty: dict[str, Any] = {name: np.where(mask_BT, batch[name], garbage) for name in PER_TOKEN if name in batch}
+    if "scores" in batch:
+        dirty["scores"] = np.where(batch["reward_valid"] & mask_BT.any(1), batch["scores"], garbage)
     if "turn_rewards" in batch:
         rows = zip(batch["turn_rewards"], batch["reward_valid"], strict=True)
         dirty["turn_rewards"] = [np.where(valid, values_K, garbage) for values_K, valid in rows]
@@ -190,13 +195,21 @@ def odd_batches(batch: Arrays) -> dict[str, dict[str, Any]]:
     first = np.flatnonzero(batch["reward_valid"] & batch["response_mask"].any(1))[:1]
     others = [column.replayed for column in COLUMNS if column.known in ("sampled", "before the step")]
     below = {name: batch[name] - 100.0 for name in others if name in batch}
-    return {
+    found = {
         "no reward is valid": {**batch, "reward_valid": none_B},
         "all rewards are 0": _with_components(batch, np.zeros_like),
         "all rewards are 0.7": _with_components(batch, lambda values_B: np.full_like(values_B, 0.7)),
         "no token is in the loss": {**batch, "response_mask": no_token_BT},
         "every completion was cut off": {**batch, "truncated": ~none_B},
         "there is only one row": reordered(batch, first),
-        "the policy is 100 nats below all others": {**batch, "log_probs": batch["log_probs"] - 100.0},
-        "all other policies are 100 nats below": _with_views({**batch, **below}, lambda values_BT: values_BT - 100.0),
+    }
+    if "scores" in batch:
+        far_B = 100.0 * (-1.0) ** np.arange(len(batch["scores"]))
+        return {**found, "scores are 200 apart": {**batch, "scores": far_B}}
+    policy = {**batch, "log_probs": batch["log_probs"] - 100.0}
+    others_below = _with_views({**batch, **below}, lambda values_BT: values_BT - 100.0)
+    return {
+        **found,
+        "the policy is 100 nats below all others": policy,
+        "all other policies are 100 nats below": others_below,
     }

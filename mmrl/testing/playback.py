@@ -15,7 +15,7 @@ from mmrl.errors import contract_error, plugin_errors
 from mmrl.interfaces import Algorithm, Needs, served_needs
 from mmrl.plugin_host import registry
 from mmrl.testing.recorded import read_batch
-from mmrl.token_columns import COLUMNS
+from mmrl.token_columns import COLUMNS, POLICY, REWARD
 from mmrl.types import (
     Batch,
     BoolArray,
@@ -48,6 +48,7 @@ class Replay:
         loss: The optimizer step's loss.
         grad_log_probs: (B, T) gradient of the loss with respect to the current log-probs.
         grad_entropy: (B, T) likewise for the entropy; a run has it only with ``Needs.entropy_gradient``.
+        grad_scores: (B,) likewise for the scores of an algorithm whose network is a reward model; zeros for others.
         sequence_weights: (B,) weights; 0 for rows that are invalid, fully masked or not kept.
         metrics: Metrics of ``credit`` and ``loss``, reduced over the batch.
         grad_views: By view, (B, T) gradients with respect to its ``log_probs`` and its ``entropy``.
@@ -60,6 +61,7 @@ class Replay:
     sequence_weights: FloatArray
     metrics: Mapping[str, float]
     grad_views: Mapping[str, Mapping[str, FloatArray]] = field(default_factory=dict)
+    grad_scores: FloatArray = field(default_factory=lambda: np.zeros(0))
 
 
 def replay(
@@ -90,7 +92,9 @@ def replay(
             ``turns`` (B, T), and for each row a sequence of its turns' ``turn_rewards`` and ``turn_states``. Views:
             ``views``, from names to ``log_probs`` and ``entropy`` (B, T), of the rows that ``has_images`` (B,), all
             without it; ``sampled_from``, the name of each row's view, empty for its prompt's own images. Comparisons:
-            ``rewards`` are the scores, and rows of a pair have one of ``group_ids``. ``mismatched_log_probs`` and
+            ``rewards`` are the dataset's scores, and rows of a pair have one of ``group_ids``. An algorithm whose
+            network is a reward model takes ``scores`` (B,), the network's, in place of log-probs, and may do without
+            ``response_mask``: each completion has then one token. ``mismatched_log_probs`` and
             ``mismatched_ref_log_probs``, of each row's prompt with another row's completion: (B,) sums over its tokens,
             or (B, T') of them, where NaN is padding; NaN alone is a row without one. Other keys mean nothing, unless
             they are nearly one of these.
@@ -116,7 +120,7 @@ def play(
     """``replay`` with another instance for ``loss``, the learner."""
     from mmrl.step.learn import LearnSettings, finished, learn
 
-    arrays = RecordedBatch(batch, served_needs(algorithm))
+    arrays = RecordedBatch(batch, served_needs(algorithm), algorithm.network)
     of_loss = _GivenLogprobs(learner, arrays, parts, dtype)
     settings = LearnSettings(max_tokens=batch.get("max_len"))
     result = finished(learn([arrays.rows], algorithm, of_loss, settings, batch=arrays.batch))
@@ -139,6 +143,7 @@ def play(
             view: {key: of_loss.gradient(leaf) for key, leaf in of_view.items()}
             for view, of_view in of_loss.views.items()
         },
+        grad_scores=of_loss.gradient(of_loss.scores_B),
     )
 
 
@@ -152,6 +157,7 @@ class _GivenLogprobs(Learner, Network):
     Attributes:
         logprobs_BT: Leaf, the current log-probs.
         entropy_BT: Leaf.
+        scores_B: Leaf, the scores of a reward model; it matters to no other network.
         views: Such leaves, given each view, by its name.
         weights: (B,) weights of the rows; 0 for those in no loss.
         loss: The optimizer step's.
@@ -162,9 +168,9 @@ class _GivenLogprobs(Learner, Network):
         import torch
 
         self._algorithm, self._arrays, self._parts = algorithm, arrays, parts
-        self.logprobs_BT, self.entropy_BT = (
+        self.logprobs_BT, self.entropy_BT, self.scores_B = (
             torch.tensor(values, dtype=getattr(torch, dtype), requires_grad=True)
-            for values in (arrays.logprobs, arrays.entropy)
+            for values in (arrays.logprobs, arrays.entropy, arrays.scores)
         )
         self.views = {
             name: {
@@ -175,7 +181,7 @@ class _GivenLogprobs(Learner, Network):
         }
         self.weights, self.loss = np.zeros(len(arrays.logprobs)), 0.0
         self.metrics: Mapping[str, float] = {}
-        self.networks = {"policy": self}
+        self.networks = {algorithm.network: self}
 
     def score(self, samples: Sequence[Sample], *, way: Way = "packed") -> list[FloatArray]:
         return list(self._arrays.logprobs)
@@ -184,7 +190,7 @@ class _GivenLogprobs(Learner, Network):
         """The step's loss and metrics, and the leaves' gradients; no weight moves."""
         import torch
 
-        from mmrl.ops.objective import partial_loss, reduce_partials
+        from mmrl.ops.objective import partial_loss, reduce_partials, score_loss, weighed_loss
 
         places = {row.sample.key[-1]: row for row in rows}
         partials = []
@@ -194,7 +200,11 @@ class _GivenLogprobs(Learner, Network):
                 torch.cat([*(leaf[i] for i in part), *(self.views[name][key][i] for i, name in seen)])
                 for leaf, key in ((self.logprobs_BT, "log_probs"), (self.entropy_BT, "entropy"))
             )
-            partial = partial_loss(self._algorithm, [places[i] for i in part], *leaves)
+            own = [places[i] for i in part]
+            if self._algorithm.network == REWARD:
+                partial = weighed_loss(own, *score_loss(self._algorithm, own, self.scores_B[part]))
+            else:
+                partial = partial_loss(self._algorithm, own, *leaves)
             with plugin_errors(self._algorithm, "loss"):
                 partial.loss.backward()
             partials.append(partial)
@@ -202,6 +212,9 @@ class _GivenLogprobs(Learner, Network):
             self.weights[place] = row.weight
         self.loss = float(sum(float(partial.loss.detach()) for partial in partials))
         self.metrics = reduce_partials(partials)
+        if self._algorithm.network == REWARD:
+            nothing = [np.zeros(0, np.float32) for _ in places]
+            return UpdateResult(self.metrics, nothing, nothing, final_values=self._arrays.scores[list(places)])
         logprobs, entropies = ([array[i] for i in places] for array in (self._arrays.logprobs, self._arrays.entropy))
         return UpdateResult(self.metrics, logprobs, entropies)
 
@@ -222,14 +235,16 @@ class RecordedBatch:
     Attributes:
         logprobs: (B, T) the current log-probs.
         entropy: (B, T).
+        scores: (B,) those of a reward model.
         rows: The rows in their order, as if they were one group.
         batch: The same as ``Algorithm.credit`` sees them, with the ids of their groups.
         views: By name, (B, T) ``log_probs`` and ``entropy`` given a view.
     """
 
-    def __init__(self, batch: Mapping[str, Any], needs: Needs) -> None:
-        arrays = read_batch(batch, needs)
+    def __init__(self, batch: Mapping[str, Any], needs: Needs, network: str = POLICY) -> None:
+        arrays = read_batch(batch, needs, network)
         masks = list(arrays["response_mask"])
+        self.scores: FloatArray = arrays.get("scores", np.zeros(len(masks)))
         self.logprobs = arrays["log_probs"]
         self.entropy = arrays.get("entropy", np.zeros_like(self.logprobs))
         columns: dict[str, Any] = {

@@ -13,29 +13,34 @@ import numpy as np
 from mmrl.config.problems import suggestion
 from mmrl.errors import DataError
 from mmrl.interfaces import Needs
-from mmrl.token_columns import COLUMNS
+from mmrl.token_columns import COLUMNS, POLICY, REWARD
 
 Arrays = Mapping[str, Any]
 PER_TOKEN = tuple(column.replayed for column in COLUMNS if column.replayed)
 _ROWS = {"group_ids": "int64", "rewards": "float64", "greedy_rewards": "float64"}
-_ROWS |= {"reward_valid": "bool", "truncated": "bool", "has_images": "bool"}
+_ROWS |= {"scores": "float64", "reward_valid": "bool", "truncated": "bool", "has_images": "bool"}
 _TOKENS = {"response_mask": "bool", "turns": "int64", **dict.fromkeys(PER_TOKEN, "float64")}
 _NAMED = ("components", "greedy_components")
 _TURNS = ("turn_rewards", "turn_states")
 _REQUIRED = ("group_ids", "response_mask", "log_probs", "rollout_log_probs")
+_REQUIRED_OF_SCORES = ("group_ids", "scores")
 _VIEWS = ("views", "sampled_from")
 _MISMATCHED = {column.mismatched_replayed: column.mismatched for column in COLUMNS if column.known == "before the step"}
 """Attributes of ``Batch`` by key."""
 _KNOWN = (*_ROWS, *_TOKENS, *_NAMED, *_TURNS, *_VIEWS, *_MISMATCHED, "weights", "penalties", "max_len")
 
 
-def read_batch(batch: Arrays, needs: Needs) -> dict[str, Any]:
+def read_batch(batch: Arrays, needs: Needs, network: str = POLICY) -> dict[str, Any]:
     """Copies of the arrays, of the right types; optional ones that follow from the rest are added.
+
+    Args:
+        network: The one that the algorithm trains.
 
     Raises:
         DataError: A key is missing, or nearly a known one; shapes do not fit; rewards are not their components' sum.
     """
-    _check_keys(batch, needs)
+    _check_keys(batch, needs, network)
+    batch = _with_zeros(batch) if network == REWARD else batch
     shape = _array("log_probs", batch["log_probs"], "float64").shape
     if len(shape) != 2:
         raise DataError(f"log_probs has shape {shape}, and not (B, T)", where="batch", remedy="pad rows to the longest")
@@ -114,20 +119,31 @@ def _check_names(key: str, wrong: set[str], names: list[str]) -> None:
         raise DataError(what, where="batch", possible=", ".join(names))
 
 
-def _check_keys(batch: Arrays, needs: Needs) -> None:
+def _with_zeros(batch: Arrays) -> Arrays:
+    """The batch of a network without log-probs, which are 0; each row has one token if nothing else is said."""
+    scores = _array("scores", batch["scores"], "float64")
+    if scores.ndim != 1:
+        remedy = "give one score for each row"
+        raise DataError(f"scores have shape {scores.shape}, and not (B,)", where="batch", remedy=remedy)
+    mask = np.asarray(batch.get("response_mask", np.ones((len(scores), 1))))
+    return {"response_mask": mask, **batch, **{key: np.zeros(mask.shape) for key in ("log_probs", "rollout_log_probs")}}
+
+
+def _check_keys(batch: Arrays, needs: Needs, network: str) -> None:
     for key in sorted(set(batch) - set(_KNOWN)):
         part_of = next((f"did you mean {known}?" for known in _KNOWN if known.endswith(f"_{key}")), "")
         if hint := part_of or suggestion(key, _KNOWN, nearness=0.7):
             raise DataError(f"replay knows no {key!r}", where="batch", possible=", ".join(_KNOWN), remedy=hint)
-    needed = [*_REQUIRED, *(["rewards"] if "components" not in batch else [])]
-    needed += [column.replayed for column in needs.columns(1) if column.known == "before the step"]
+    required = _REQUIRED_OF_SCORES if network == REWARD else _REQUIRED
+    needed = [*required, *(["rewards"] if "components" not in batch else [])]
+    needed += [column.replayed for column in needs.columns(1, network) if column.known == "before the step"]
     needed += ["turns", *_TURNS] if needs.turns else []
     needed += [column.mismatched_replayed for column in needs.mismatched_columns]
     if needs.greedy_rollout and "greedy_components" not in batch:
         needed += ["greedy_rewards" if "components" not in batch else "greedy_components"]
     missing = [key for key in needed if key not in batch]
     if missing:
-        remedy = "add it; the algorithm's needs() ask for it" if missing[0] not in _REQUIRED else "add it"
+        remedy = "add it; the algorithm's needs() ask for it" if missing[0] not in required else "add it"
         remedy = "add it, or components" if missing[0] == "rewards" else remedy
         raise DataError(f"the batch lacks {', '.join(missing)}", where="batch", remedy=remedy)
 

@@ -71,6 +71,21 @@ class Pairs:
         return both[self.tokens.sequence_T]
 
 
+def ordered_credit(batch: Batch, *, keep_between: bool) -> Credit:
+    """1 for a group's best row, -1 for its worst, and 0 for the rest; groups without an order leave the loss.
+
+    Args:
+        keep_between: True to keep the rows of a group that are neither; they else leave the loss too.
+    """
+    usable_B = batch.valid & np.array([mask.any() for mask in batch.masks], bool)
+    best_M, worst_M = best_and_worst(batch.rewards, batch.group_ids, usable_B)
+    advantages_B = np.zeros(len(batch.masks))
+    advantages_B[best_M], advantages_B[worst_M] = 1.0, -1.0
+    ties = len(np.unique(batch.group_ids[usable_B])) - len(best_M)
+    keep_B = usable_B & np.isin(batch.group_ids, batch.group_ids[best_M]) if keep_between else advantages_B != 0
+    return Credit(advantages_B, keep=keep_B, metrics={"preference/ties": float(ties)})
+
+
 class PairAlgorithm(Algorithm):
     """Base of algorithms whose loss is one of pairs.
 
@@ -107,12 +122,7 @@ class PairAlgorithm(Algorithm):
 
     def credit(self, batch: Batch) -> Credit:
         """1 for a group's best row and -1 for its worst; all others leave the loss, as do groups without an order."""
-        usable_B = batch.valid & np.array([mask.any() for mask in batch.masks], bool)
-        best_M, worst_M = best_and_worst(batch.rewards, batch.group_ids, usable_B)
-        advantages_B = np.zeros(len(batch.masks))
-        advantages_B[best_M], advantages_B[worst_M] = 1.0, -1.0
-        ties = len(np.unique(batch.group_ids[usable_B])) - len(best_M)
-        return Credit(advantages_B, keep=advantages_B != 0, metrics={"preference/ties": float(ties)})
+        return ordered_credit(batch, keep_between=False)
 
     def loss(self, tokens: PackedTokens) -> TokenLoss:
         pairs = Pairs(tokens, *tokens.pairs())

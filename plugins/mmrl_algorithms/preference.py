@@ -151,3 +151,12 @@ def bco(chosen: torch.Tensor, rejected: torch.Tensor, shift: float, *, beta: flo
         shift: The mean of rewards ``beta x``, without a gradient.
     """
     return -logsigmoid(beta * chosen - shift) - logsigmoid(shift - beta * rejected)
+
+
+def bradley_terry(chosen: torch.Tensor, rejected: torch.Tensor, margin: torch.Tensor | float = 0.0) -> torch.Tensor:
+    """(M,) ``-log s(s_c - s_j - m)`` of a reward model's scores (Bradley and Terry, 1952; margin: arXiv:2307.09288).
+
+    Args:
+        margin: (M,) the least difference ``m`` that is asked for, or one for all.
+    """
+    return -logsigmoid(chosen - rejected - margin)

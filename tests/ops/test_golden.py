@@ -451,3 +451,48 @@ def test_kto_is_golden_however_it_is_split(entry, dtype):
         close(result.metrics["preference/z0"], expected["z0"])
         close(result.loss, expected["loss"])
         close(result.grad_log_probs, np.array(expected["grad_policy_logp"])[:, None].repeat(2, 1))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("entry", [e for e in entries("reward_model") if "chosen" in e.values[0]])
+def test_a_reward_model_is_golden_however_it_is_split(entry, dtype):
+    """The rejected members come after all chosen ones, in the other order. A margin of 0 still has an order."""
+    count, margin = len(entry["chosen"]), entry["margin"]
+    batch = {
+        "group_ids": 7 * np.concatenate([np.arange(count), np.arange(count)[::-1]]),
+        "rewards": np.concatenate([np.ones(count) if margin is None else np.maximum(margin, 1e-12), np.zeros(count)]),
+        "scores": np.concatenate([entry["chosen"], entry["rejected"][::-1]]),
+        "response_mask": np.arange(4) < (1 + np.arange(2 * count) % 4)[:, None],
+    }
+    expected, options = entry["expected"], {"margin": margin is not None, "centre": entry["center"]}
+    gradient = np.concatenate([expected["grad_chosen"], expected["grad_rejected"][::-1]])
+    close = functools.partial(np.testing.assert_allclose, rtol=RTOL[dtype], atol=ATOL[dtype])
+    for ranks, microbatches in [(1, 1), (2, 2), (1, 4)]:
+        result = replay("bradley_terry", batch, options=options, ranks=ranks, microbatches=microbatches, dtype=dtype)
+        close(result.loss, expected["loss"])
+        close(result.grad_scores, gradient)
+        close(result.metrics["preference/accuracy"], expected["accuracy"])
+        close(result.metrics["preference/score_chosen"], np.mean(entry["chosen"]))
+        close(result.metrics["preference/score_rejected"], np.mean(entry["rejected"]))
+        close(result.metrics["preference/margin"], np.mean(entry["chosen"]) - np.mean(entry["rejected"]))
+        assert not result.grad_log_probs.any()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_graded_sets_are_golden_each_prompt_once(dtype):
+    """All sets of the vectors are prompts of one step, so the loss is their mean, and each gradient is a third."""
+    sets = [each.values[0] for each in entries("reward_model") if "ranks" in each.values[0]]
+    assert len(sets) == 3
+    batch = {
+        "group_ids": np.repeat([5, 1, 9], [len(each["scores"]) for each in sets]),
+        "rewards": -np.concatenate([each["ranks"] for each in sets]),
+        "scores": np.concatenate([each["scores"] for each in sets]),
+    }
+    batch["response_mask"] = np.arange(3) < (1 + np.arange(len(batch["scores"])) % 3)[:, None]
+    close = functools.partial(np.testing.assert_allclose, rtol=RTOL[dtype], atol=ATOL[dtype])
+    for ranks, microbatches in [(1, 1), (2, 2), (1, 4)]:
+        result = replay(
+            "bradley_terry", batch, options={"centre": 0.0}, ranks=ranks, microbatches=microbatches, dtype=dtype
+        )
+        close(result.loss, np.mean([each["expected"]["loss"] for each in sets]))
+        close(result.grad_scores, np.concatenate([each["expected"]["grad_scores"] for each in sets]) / 3)

@@ -25,8 +25,9 @@ from tests.faults.runs import rollouts
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["mmrl.algorithms"]
 PAIRS = ["dpo", "mpo", "orpo", "simpo"]
-ALGORITHMS = sorted(PLUGINS.keys() - {"sft", "gigpo", "kto", "opd", *PAIRS})
-"""Those that learn from completions with rewards; ``gigpo`` needs episodes, ``kto`` labels, ``opd`` a teacher."""
+ALGORITHMS = sorted(PLUGINS.keys() - {"sft", "gigpo", "kto", "opd", "bradley_terry", *PAIRS})
+"""Those that learn from completions with rewards: ``gigpo`` needs episodes, ``kto`` labels, ``opd`` a teacher, and
+``bradley_terry`` a network with a score."""
 ENVIRONMENT = '''\
 from mmrl import Environment, Observation
 

@@ -32,7 +32,7 @@ from tests.faults.runs import REWARDS, Runs, fake, records, rollouts
 KL = {"kl": {"coef": 0.1, "target": 0.05, "horizon": 10.0}}
 EARLY = [{"name": f"{REWARDS}:early"}]
 TWICE = {"learner": {"lr": 1e-2, "minibatches": 2, "epochs": 2}}
-OTHERS = {"sft", "gigpo", "papo", "noisy_rollout", "dpo", "kto", "mpo", "orpo", "simpo"}
+OTHERS = {"sft", "gigpo", "papo", "noisy_rollout", "dpo", "kto", "mpo", "orpo", "simpo", "bradley_terry"}
 ALGORITHMS = sorted({entry.name for entry in entry_points(group="mmrl.algorithms")} - OTHERS)
 """Those that learn from completions of texts, each with a reward."""
 PARTS = ("rewards", "selection", "advantages", "updates", "metrics", "loss", "log-probs")
