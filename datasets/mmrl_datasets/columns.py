@@ -15,6 +15,8 @@ from mmrl_datasets.pictures import ADDRESSES, ENCODED, MEDIA, forms_in
 from mmrl_datasets.rows import Rows
 
 _NONE = '""'
+_OF_QUESTIONS = ("prompt", "answer", "demonstration", "system", "choices")
+"""Roles that documents have not, beside those of answers to compare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,7 @@ class Columns:
     """The columns of each role; None where there is none.
 
     Attributes:
+        prompt: That of the documents, if ``document`` is one.
         images: Columns of images; several if they are numbered.
         plain: Columns without images.
         refused: Columns with media that cannot be used, if a row has any.
@@ -45,6 +48,7 @@ class Columns:
     named: frozenset[str]
     notes: tuple[str, ...] = ()
     compared: ComparedColumns | None = None
+    document: str | None = None
 
     @property
     def used(self) -> frozenset[str]:
@@ -59,6 +63,7 @@ class Columns:
         images = {"images": ", ".join(self.images)}
         found = {role: images.get(role, getattr(self, role, None)) for role in ALIASES if role not in COMPARED}
         found |= self.compared.roles if self.compared else {}
+        found |= {"prompt": None} if self.document else {}
         return {role: column for role, column in found.items() if column}
 
 
@@ -100,16 +105,22 @@ class _Chooser:
         self._aside = frozenset[str]()
 
     def choose(self) -> Columns:
-        prompt = self._names.one("prompt")
-        compared = choose_compared(self._names, prompt)
+        document = self._names.one("document")
+        if document is not None:
+            self._refuse_beside_documents()
+        prompt = document or self._names.one("prompt")
+        compared = None if document else choose_compared(self._names, prompt)
         if prompt is None and compared is not None:
             prompt = compared.conversation
         if prompt is None:
-            self._names.missing("prompt", "None of the columns is known as a prompt")
+            unless = "for texts that are learned as a whole, data.train.document: COLUMN"
+            self._names.missing("prompt", "None of the columns is known as a prompt", unless=unless)
         self._aside = frozenset(compared.used if compared else ())
-        demonstration = self._names.one("demonstration")
-        answer = self._names.one("answer", aside=("solution",) if demonstration == "solution" else ())
-        others = {role: self._names.one(role) for role in ("system", "choices", "source", "category")}
+        demonstration = None if document else self._names.one("demonstration")
+        aside = ("solution",) if demonstration == "solution" else ()
+        answer = None if document else self._names.one("answer", aside=aside)
+        others: dict[str, str | None] = dict.fromkeys(("system", "choices", "source", "category"))
+        others |= {role: self._names.one(role) for role in others if not (document and role in _OF_QUESTIONS)}
         roles = {"prompt": prompt, "answer": answer, "demonstration": demonstration} | others
         glance = self._names.rows.glance(self._open_columns(roles))
         media = self._media(glance, roles)
@@ -126,11 +137,23 @@ class _Chooser:
             **others,
             plain=tuple(name for name in self._names.rows.columns if name not in pictures),
             refused=tuple(name for name in self._names.rows.columns if name in REFUSED),
-            wants_answer=compared is None and self._wants_answer(roles),
+            wants_answer=compared is None and document is None and self._wants_answer(roles),
             named=frozenset(role for role, column in self._names.named.items() if column),
             notes=tuple(self._notes(roles, {*numbered, images}, glance, media)) if self._asks else (),
             compared=compared,
+            document=document,
         )
+
+    def _refuse_beside_documents(self) -> None:
+        """Raise if the user named a column that rows with a question alone have."""
+        named = [role for role in (*_OF_QUESTIONS, *COMPARED) if self._names.named[role]]
+        if named:
+            raise DataError(
+                f"A document is learned as a whole, and {' and '.join(named)} would have no place",
+                where=self._names.where,
+                possible="document, images, source, category",
+                remedy=f"leave out document, or {', '.join(named)}",
+            )
 
     def _open_columns(self, roles: Mapping[str, str | None]) -> list[str]:
         """The columns that no role has by their names alone."""
@@ -210,7 +233,9 @@ class _Chooser:
                     f"images: {used or _NONE} to leave it so"
                 )
         undecided = [role for role, column in self._names.named.items() if column is None]
-        if self._aside:  # answers to compare are what is to be learned
+        if self._names.named["document"]:
+            undecided = []
+        elif self._aside:  # answers to compare are what is to be learned
             undecided = [role for role in undecided if role not in ("answer", "demonstration")]
         others = {name: cells for name, cells in glance.items() if name not in media and name not in images}
         yield from notes(others, roles, undecided)

@@ -15,6 +15,7 @@ from mmrl_datasets.rows import Rows
 NUMBERED = "..n"
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "prompt": ("problem", "question", "query", "prompt", "instruction", "input", "messages", "conversations"),
+    "document": (),
     "images": ("images", "image", "decoded_image", f"image_1{NUMBERED}", "image_path", "image_paths"),
     "answer": (
         "answer", "solution", "ground_truth", "gt_answer", "reward_model.ground_truth", "label", "answers", "target"

@@ -23,6 +23,8 @@ class TableOptions(PluginConfig):
     """Read only the first rows."""
     prompt: str | None = Field(default=None, min_length=1)
     """Column with the question or the conversation; null finds it by its name."""
+    document: str | None = Field(default=None, min_length=1)
+    """Column with texts that are learned as a whole, images in between; rows then have no question and no answer."""
     images: str | None = None
     """Column with the images, or several as image_1..n; null finds it, "" takes none."""
     answer: str | None = None

@@ -19,7 +19,7 @@ from mmrl_datasets.images import image_cells, read_image
 from mmrl_datasets.names import lookup
 from mmrl_datasets.options import TableOptions
 from mmrl_datasets.placeholders import place_images, respelled
-from mmrl_datasets.turns import InlineImage, Turn, question_of, read_turns, refused_media
+from mmrl_datasets.turns import InlineImage, Turn, question_of, read_document, read_turns, refused_media
 
 Cells = Mapping[str, Any]
 _MOST_NOTES = 20
@@ -96,6 +96,8 @@ class RowReader:
         where = f"{self._config.path}, split {self._split}, row {number}"
         row = _Row(number, self._adapt(dict(cells), where), where)
         self._refuse_media(row)
+        if self._columns.document is not None:
+            return self._document(row, self._columns.document)
         talk = self._talk(row)
         turns, ending = self._with_system(row, talk.turns), talk.ending
         choices = self._choices(row)
@@ -114,6 +116,21 @@ class RowReader:
             source=self._text(row, self._columns.source) or "",
             choices=choices,
             candidates=tuple(Candidate(answer.turn.text, answer.score) for answer in talk.answers),
+            category=self._category(row),
+        )
+
+    def _document(self, row: _Row, column: str) -> Prompt:
+        """A row that is learned as a whole."""
+        turn = read_document(lookup(row.cells, column), column, row.where)
+        if _is_empty(turn.text.replace(IMAGE_PLACEHOLDER, "")):
+            raise _null(row, column, "without a text")
+        messages, images = self._placed(row, (turn,), column)
+        return Prompt(
+            id=f"{self._split}/{row.number}",
+            messages=messages,
+            images=images,
+            columns={name: cell for name, cell in self._plain(row.cells, (turn,)).items() if name != column},
+            source=self._text(row, self._columns.source) or "",
             category=self._category(row),
         )
 
@@ -240,6 +257,7 @@ class RowReader:
             read_image(cell, self._folders, f"{row.where}, {column}[{index}]")
             for column in self._columns.images
             for index, cell in enumerate(image_cells(lookup(row.cells, column)))
+            if cell is not None or self._columns.document is None  # there a list has null beside each text
         ]
 
     def _single_image(self, row: _Row, column: str) -> RawImage | None:

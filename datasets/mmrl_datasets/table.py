@@ -92,8 +92,8 @@ class Table(DatasetLoader):
         """
         assert self._rows is not None, "after load"
         places = {"path", "revision", "image_root", "prompt_template"}
-        # Runs that began before there were answers to compare, or categories, go on.
-        unnamed = {role for role in (*COMPARED, "category") if getattr(self.config, role) is None}
+        # Runs that began before there were answers to compare, categories, or documents, go on.
+        unnamed = {role for role in (*COMPARED, "category", "document") if getattr(self.config, role) is None}
         options = self.config.model_dump(mode="json", exclude=places | unnamed)
         template = self.config.prompt_template
         text = None if template is None else PromptTemplate(template, "the dataset's prompt_template").text

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmrl.errors import DataError
-from mmrl.types import IMAGE_PLACEHOLDER
+from mmrl.types import DOCUMENT, IMAGE_PLACEHOLDER
 from mmrl_datasets.glances import is_filled
 from mmrl_datasets.images import KEYS, image_cells
 
@@ -84,6 +84,21 @@ def read_turns(value: Any, column: str, where: str) -> tuple[Turn, ...]:
         where=where,
         possible="text, or a list of messages with role and content, or from and value",
     )
+
+
+def read_document(value: Any, column: str, where: str) -> Turn:
+    """A document's cell as one turn: text, or texts and images in a list, where null is the place of an image.
+
+    Raises:
+        DataError: The cell is neither, or holds what cannot be used; names row and column.
+    """
+    where = f"{where}, column {column!r}"
+    if isinstance(value, str):
+        return Turn(DOCUMENT, (value,))
+    if isinstance(value, list) and value:
+        return Turn(DOCUMENT, tuple(IMAGE_PLACEHOLDER if part is None else _piece(part, where) for part in value))
+    what = "is null" if value is None else f"holds {'an empty list' if value == [] else type(value).__name__}, not text"
+    raise DataError(f"Column {column!r} {what}", where=where, possible="text, or a list of texts and images")
 
 
 def _parsed(text: str, column: str, where: str) -> list[Any] | None:

@@ -395,8 +395,10 @@ class PromptSource:
         self._drop(number, prompt, reason)
 
     def prepared(self, prompt: Prompt) -> Prompt:
-        """A loader's row with the run's system prompt and template."""
+        """A loader's row with the run's system prompt and template; documents have none of both."""
         messages = prompt.messages
+        if prompt.is_document:
+            return prompt
         if self._template is not None:
             messages = self._fill(self._template, prompt)
         if self._system_prompt is not None and not any(m.role == "system" for m in messages):

@@ -24,7 +24,7 @@ from mmrl.runs.dataset import Dataset
 from mmrl.runs.environment import checked_facts
 from mmrl.runs.resumption import DATA, MODEL, model_fingerprint, template_fingerprint
 from mmrl.step.gather import SOURCES
-from mmrl.step.source import Source
+from mmrl.step.source import Source, check_question
 from mmrl.system.report import rows
 
 if TYPE_CHECKING:
@@ -350,7 +350,7 @@ class RunSetup:
             on_bad_row=data.on_bad_row,
             max_bad_rows=data.max_bad_rows,
             max_images=data.max_images,
-            check=self._check_row if given else lambda prompt: None,
+            check=self._check_row if given else check_question,
             reads_images=self.folder.family.vision,
             name=name,
             progress=self._progress,

@@ -26,7 +26,7 @@ _COLUMNS = "name the columns of the answers (chosen and rejected, or candidates 
 
 
 class Given(Source):
-    """The dataset's own completions: each demonstration is a group of one, without a reward."""
+    """The dataset's own completions: each demonstration or document is a group of one, without a reward."""
 
     samples, texts = False, "demonstrations"
 
@@ -47,7 +47,7 @@ class Given(Source):
 
     @classmethod
     def check_row(cls, prompt: Prompt, config: Config, needs: Needs, encoder: PromptEncoder) -> None:
-        if not (prompt.demonstration or "").strip():
+        if not prompt.is_document and not (prompt.demonstration or "").strip():
             raise DataError(
                 f"The row has {'no' if prompt.demonstration is None else 'an empty'} demonstration to learn from",
                 where=prompt.id,
@@ -55,9 +55,15 @@ class Given(Source):
             )
 
     @classmethod
+    def evaluates_given(cls, config: Config) -> bool:
+        return not config.rewards and config.environment is None
+
+    @classmethod
     def group(cls, prompt: EncodedPrompt, needs: Needs, encoder: PromptEncoder) -> ScoredGroup:
         shown = encoder.demonstrate(prompt, all_turns=needs.all_turns)
-        return _group(shown.prompt, [shown], [prompt.prompt.demonstration or ""])
+        row = prompt.prompt
+        text = row.messages[0].content if row.is_document else row.demonstration or ""
+        return _group(shown.prompt, [shown], [text])
 
 
 class Comparisons(Given):
@@ -90,10 +96,6 @@ class Comparisons(Given):
                 raise UselessRow("all candidates have the same score", counted=TIES, where=prompt.id)
             if np.array_equal(given[best_M[0]].token_ids, given[worst_M[0]].token_ids):
                 raise UselessRow("the best and the worst candidate are equal", counted=EQUAL, where=prompt.id)
-
-    @classmethod
-    def evaluates_given(cls, config: Config) -> bool:
-        return not config.rewards and config.environment is None
 
     @classmethod
     def group(cls, prompt: EncodedPrompt, needs: Needs, encoder: PromptEncoder) -> ScoredGroup:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from mmrl.config.sections import Config
 from mmrl.engine_api import PromptEncoder
+from mmrl.errors import DataError
 from mmrl.interfaces import Algorithm, Needs
 from mmrl.rollout.batch import SampledStep
 from mmrl.rollout.collector import Collector
@@ -71,7 +72,7 @@ class Source(ABC):
             DataError: It lacks what the algorithm learns from, or that cannot be learned.
             UselessRow: There is nothing to learn from it.
         """
-        return
+        check_question(prompt)
 
     @classmethod
     def evaluates_given(cls, config: Config) -> bool:
@@ -86,3 +87,18 @@ class Source(ABC):
             DataError: It has none that can be learned.
         """
         raise NotImplementedError(f"{cls.__name__} samples its groups")
+
+
+def check_question(prompt: Prompt) -> None:
+    """See that the policy can be asked with a row.
+
+    Raises:
+        DataError: It is a document.
+    """
+    if prompt.is_document:
+        raise DataError(
+            "The row is a document, and nothing can be sampled for it",
+            where=prompt.id,
+            possible="an algorithm that learns from demonstrations; for an evaluation, no rewards",
+            remedy="choose such an algorithm, or leave the option document of this dataset out",
+        )

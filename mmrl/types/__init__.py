@@ -12,6 +12,7 @@ from mmrl.types.batch import Batch, Credit, CreditedGroup, PreUpdateStatistics
 from mmrl.types.inspection import ImageReport, Inspection, WeightReport, worst
 from mmrl.types.packed import PackedTokens, PackedView, TokenLoss, TrainingRow
 from mmrl.types.prompt import (
+    DOCUMENT,
     IMAGE_PLACEHOLDER,
     THOUGHT_NAMES,
     Candidate,
@@ -45,6 +46,7 @@ from mmrl.types.rollout import (
 )
 
 __all__ = [
+    "DOCUMENT",
     "ENVIRONMENT",
     "GIVEN",
     "IMAGE_PLACEHOLDER",

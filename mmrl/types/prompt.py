@@ -61,6 +61,8 @@ class Message:
 
 
 IMAGE_PLACEHOLDER = "<image>"
+DOCUMENT = "document"
+"""The role of the only message of a row that is a document: text and images that are learned as a whole."""
 
 
 def earlier_turns(messages: Sequence[Message]) -> list[int]:
@@ -112,6 +114,11 @@ class Prompt:
     choices: tuple[str, ...] = ()
     candidates: tuple[Candidate, ...] = ()
     category: str = ""
+
+    @property
+    def is_document(self) -> bool:
+        """True for a text with images in it that has no chat template and nothing to answer."""
+        return [message.role for message in self.messages] == [DOCUMENT]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

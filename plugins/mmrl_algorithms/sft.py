@@ -8,6 +8,8 @@ A row may be a conversation. ``turns: last`` learns its last turn, and all befor
 every turn of the assistant after the first question that is not empty; questions, tools' answers and images in between
 get no gradient.
 
+A row may be a document, text with images in between: all of its text is learned, whatever ``turns`` says.
+
 Where the chat template removes the thoughts of earlier turns, ``turns: all`` learns these without.
 """
 

@@ -822,6 +822,15 @@ def test_a_demonstration_is_recorded_as_a_group_of_one_that_nobody_sampled(run):
     assert not any(name.startswith(("mismatch/", "reward/", "group/")) for name in done.recorder.logged[1])
 
 
+def test_held_out_demonstrations_have_a_loss_where_no_reward_scores(run):
+    done = run(algorithm=SFT(SFT.Config()), engine={"gap": 0.3}, evaluate=True, rewards=[]).fit()
+    assert {step for step, values in done.recorder.logged.items() if "eval/loss" in values} == {0, 3}
+    assert done.recorder.logged[3]["eval/loss"] == pytest.approx(-0.3)
+    assert "sampling" not in done.engine.verbs and "eval/accuracy" not in done.recorder.logged[3]
+    groups = done.recorder.evaluated["step", 3]
+    assert [(group.trained, group.scored.is_given) for group in groups] == [(False, True)] * 5
+
+
 class Silent(SFT):
     """Its advantages are 0, as of an algorithm whose loss asks for none."""
 

@@ -185,17 +185,25 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class ComparedResults(Results):
-    """An evaluation of pairs: ``settings`` name the algorithm whose rewards compare, and the reference's folder."""
+    """An evaluation of pairs: ``settings`` name the algorithm whose rewards compare, and the reference's folder.
+
+    Demonstrations and documents have the loss alone.
+    """
 
     def lines(self) -> Iterator[str]:
         """The same for a person."""
         yield self._model()
         algorithm, reference = self.settings["algorithm"]["name"], self.settings["reference"]
+        names = [name for name in _COMPARED if any(name in metrics for _, _, metrics in self._by_source())]
+        if not names:
+            yield f"data    {self._dataset()}: {plural(self.counts['prompts'], 'row')} by {algorithm}"
+            yield from self._notes()
+            yield from self._losses()
+            return
         against = "" if reference is None else f", against {reference}"
         yield f"data    {self._dataset()}: {plural(self.counts['prompts'], 'comparison')} by {algorithm}{against}"
         yield from self._notes()
         yield ""
-        names = [name for name in _COMPARED if any(name in metrics for _, _, metrics in self._by_source())]
         rows = [
             [name, str(prompts), *(_shown(metrics.get(each)) for each in names)]
             for name, prompts, metrics in self._by_source()
@@ -209,6 +217,14 @@ class ComparedResults(Results):
             )
         yield ""
         yield "± half of the 95 % interval, which counts prompts"
+
+    def _losses(self) -> Iterator[str]:
+        """The loss, and that of the rows with images when these are blank."""
+        yield ""
+        yield f"loss    {self.metrics['eval/loss'].value:.4g}"
+        if self.ablation is not None:
+            rows = f"{plural(self.ablation.prompts, 'row')} with images"
+            yield f"        {self.ablation.blank['eval/loss'].value:.4g} of {rows}, which were blank"
 
 
 _COMPARED = tuple(

@@ -16,6 +16,7 @@ from mmrl.engine.network.vocabulary import QUESTION
 from mmrl.engine.text import thoughts
 from mmrl.engine.text.chat_template import Filled
 from mmrl.engine.text.closed import closed_samples
+from mmrl.engine.text.documents import DocumentText
 from mmrl.engine.text.earlier_turns import EarlierTurns
 from mmrl.engine.text.template_proof import prove
 from mmrl.engine.text.tool_calls import CallReader
@@ -68,6 +69,7 @@ class Encoder:
         self._tool_prompt = ToolPrompt(folder, tools, tool_prompt)
         self._template = self._tool_prompt.template
         prove(self._template)
+        self._documents = DocumentText(self._template)
         self._rules = TurnRules(observation_role, keep_thoughts)
         self._tools = tuple(tools)
 
@@ -110,6 +112,8 @@ class Encoder:
         return closed_samples(prompt, head, wholes, end=self._end, image=image)
 
     def demonstrate(self, prompt: EncodedPrompt, *, all_turns: bool = False) -> Sample:
+        if prompt.prompt.is_document:
+            return self._documents.sample(prompt, self._tokenize(prompt.text, prompt.id), self._expand)
         if (demonstration := prompt.prompt.demonstration) is None:
             raise DataError(
                 "the row has no demonstration to learn from",
@@ -364,6 +368,8 @@ class Encoder:
                 where=prompt.id,
                 remedy="choose a vision-language model, or a dataset without images",
             )
+        if prompt.is_document:
+            return self._documents.render(prompt)
         messages = [
             self._template.said(each.content)
             if as_said and each.role == "assistant"

@@ -159,7 +159,7 @@ def test_an_algorithm_without_a_reference_compares_a_model_by_itself(
         (["--blank-images"], "trained", "no prompt has an image to leave out"),
         ([], "", "compares with a reference, and there is none"),
         (["algorithm={name: dpo, data: sampled}"], "trained", "algorithm 'dpo' needs a reward"),
-        (["algorithm={name: sft}"], "trained", "evaluation needs at least one reward"),
+        (["algorithm={name: opd}"], "trained", "evaluation needs at least one reward"),
         (["model.path=nowhere"], "trained", "the reference cannot be opened"),
         (["reference.reset_every=5"], "trained", "with the initial policy as reference, and the run had another one"),
         (["reference.path=teacher"], "trained", "with the initial policy as reference, and the run had another one"),
