@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mmrl.data.chat_messages import special_tokens
 from mmrl.data.images import MediaStore
 from mmrl.engine.aids.tiny_templates import chat_template
 from mmrl.engine.network.family import FAMILIES
 from mmrl.engine.network.folder import ModelFolder
-from mmrl.engine.network.vocabulary import special_tokens
 from mmrl.engine.text.encoding import Encoder, unexpanded
 from mmrl.engine.text.thoughts import continued
 from mmrl.errors import DataError

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from mmrl.data.chat_messages import special_tokens
 from mmrl.engine.network.folder import ModelFolder
-from mmrl.engine.network.vocabulary import special_tokens
 from mmrl.engine.text.encoding import Encoder
 from mmrl.errors import ConfigError, DataError
 from mmrl.step.audit.probe_row import ProbeRow

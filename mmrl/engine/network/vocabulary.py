@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mmrl.data.chat_messages import MARK, QUESTION, special_tokens
 from mmrl.data.templates import bounded
 from mmrl.engine.network.family import Family
-
-MARK = "Uq7Vx2Kz"
-"""Stands for a turn of the policy."""
-QUESTION = "What do you see?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +53,6 @@ class Vocabulary:
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(eos, default=0)
         end = end_of_turn if end_of_turn in eos else None
         return cls(size, tuple(sorted(banned)), tuple(sorted(eos)), int(pad), end)
-
-
-def special_tokens(tokenizer: Any) -> dict[str, int]:
-    """Ids of the tokens that have a meaning of their own, by their text.
-
-    These are the tokens that the tokenizer calls special, and all that look like ``<|...|>``, with either bar, such as
-    the marks of turns of DeepSeek-R1. Plain tags such as ``<think>`` are ordinary text.
-    """
-    added = {str(token): (index, token.special) for index, token in tokenizer.added_tokens_decoder.items()}
-    special = {text: index for text, (index, named) in added.items() if named or re.fullmatch(r"<[|｜].*[|｜]>", text)}
-    names = [name for name in tokenizer.all_special_tokens if name]
-    return special | dict(zip(names, tokenizer.convert_tokens_to_ids(names), strict=True))
 
 
 def template_end(renderer: Any, tokenizer: Any, options: Mapping[str, Any], *, in_parts: bool) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from mmrl.engine.network.vocabulary import MARK
+from mmrl.data.chat_messages import MARK
 from mmrl.engine.text.chat_template import ChatTemplate
 from mmrl.engine.text.turn_proof import prefill
 from mmrl.engine.text.turns import TurnSuffix

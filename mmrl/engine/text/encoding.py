@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from mmrl.data.chat_messages import QUESTION, Filled
 from mmrl.data.images import MediaStore, blank_file, normalised_size
 from mmrl.engine.network.folder import ModelFolder
-from mmrl.engine.network.vocabulary import QUESTION
 from mmrl.engine.text import thoughts
-from mmrl.engine.text.chat_template import Filled
 from mmrl.engine.text.closed import closed_samples
 from mmrl.engine.text.documents import DocumentText
 from mmrl.engine.text.earlier_turns import EarlierTurns

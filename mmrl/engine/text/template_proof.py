@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from mmrl.data.chat_messages import Filled
 from mmrl.data.templates import bounded
 from mmrl.engine.network.template import OPTIONS, TemplateChoice
-from mmrl.engine.text.chat_template import ChatTemplate, Filled
+from mmrl.engine.text.chat_template import ChatTemplate
 from mmrl.errors import ConfigError, DataError
 from mmrl.types import IMAGE_PLACEHOLDER, Message
 

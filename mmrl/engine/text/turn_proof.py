@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mmrl.engine.text.chat_template import ChatTemplate, Filled
+from mmrl.data.chat_messages import Filled
+from mmrl.engine.text.chat_template import ChatTemplate
 
 Suffix = Callable[[Sequence[Filled]], str]
 """The text between two turns, with these messages in between."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
-from mmrl.engine.network.vocabulary import MARK, QUESTION
-from mmrl.engine.text.chat_template import ChatTemplate, Filled
+from mmrl.data.chat_messages import MARK, QUESTION, Filled
+from mmrl.engine.text.chat_template import ChatTemplate
 from mmrl.engine.text.turn_proof import Carrier, Deviation, deviation_of
 from mmrl.errors import ConfigError, DataError
 from mmrl.types import Content
