@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 SystemPrompt = bool | str
-"""True keeps a prompt's own, False leaves it out; a text, also an empty one, takes its place."""
+"""True to keep a prompt's own, False to leave it out; a text, also an empty one, takes its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class SeenImage:
     """An image as a processor gives it.
 
     Attributes:
-        token_ids: What takes the place of the image's placeholder.
+        token_ids: The tokens that take the place of the image's placeholder.
         kinds: For each of them a number, by the names under which the model takes such numbers.
         pixels: The image's tensors, by the names under which the model takes them; several images are joined along the
             first axis.
@@ -195,7 +195,7 @@ class Conversations(ChatMessages):
 
 
 def _of_tokens(given: Mapping[str, Any]) -> Iterator[tuple[str, list[int]]]:
-    """What a processor gives for each token, beside the mask of padding."""
+    """The numbers that a processor gives for each token, beside the mask of padding."""
     for name, value in given.items():
         if name == "input_ids" or name.endswith("type_ids"):
             yield name, value[0].tolist()
