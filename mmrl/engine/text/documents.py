@@ -15,7 +15,7 @@ from itertools import groupby, islice
 
 import numpy as np
 
-from mmrl.engine.network.vocabulary import MARK
+from mmrl.data.chat_messages import MARK
 from mmrl.engine.text.chat_template import ChatTemplate
 from mmrl.errors import ConfigError, DataError
 from mmrl.types import IMAGE_PLACEHOLDER, EncodedPrompt, IntArray, Prompt, Sample, Segment
