@@ -9,8 +9,10 @@ out: no test image shows a digit that a training image shows. Warm-up rows come 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,9 @@ import numpy.typing as npt
 from mmrl.errors import DataError, ResourceError
 from mmrl_datasets.command import run
 from mmrl_datasets.layout import HELD_OUT_FRACTION, Example, png, write_splits
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 _SPLITS = ("train", "test", "warmup")
 
@@ -31,6 +36,7 @@ def write_digits(
     pairs: float = 0.0,
     seed: int = 0,
     image_size: int = 56,
+    quarter_turns: int = 0,
 ) -> None:
     """Write ``train.parquet``, ``test.parquet`` and, if asked for, ``warmup.parquet``.
 
@@ -42,6 +48,7 @@ def write_digits(
         pairs: Fraction of rows that show two digits and ask for their sum.
         seed: Decides which digits are held out, and every draw.
         image_size: Side of a digit in pixels.
+        quarter_turns: Times that each digit is turned to the left by a quarter of a circle.
 
     Raises:
         DataError: An option is out of range, more single digits are asked for than there are, or ``folder`` holds
@@ -55,8 +62,9 @@ def write_digits(
     held_out, others = held_out_digits(seed)
     pools = {"train": others, "test": held_out, "warmup": others}
     counts = {"train": train, "test": test, "warmup": warmup}
+    draw = partial(_picture, size=image_size, quarter_turns=quarter_turns)
     examples = {
-        split: _draw(split, counts[split], pools[split], pairs, np.random.default_rng([seed, index]), image_size)
+        split: _draw(split, counts[split], pools[split], pairs, np.random.default_rng([seed, index]), draw)
         for index, split in enumerate(_SPLITS)
     }
     write_splits(folder, examples)
@@ -80,7 +88,12 @@ def read_digits(size: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]
 
 
 def _draw(
-    split: str, count: int, pool: npt.NDArray[np.int64], pairs: float, rng: np.random.Generator, size: int
+    split: str,
+    count: int,
+    pool: npt.NDArray[np.int64],
+    pairs: float,
+    rng: np.random.Generator,
+    draw: Callable[[tuple[int, ...]], Image],
 ) -> list[Example]:
     num_pairs = round(pairs * count)
     if count - num_pairs > len(pool):
@@ -91,17 +104,23 @@ def _draw(
     singles = [(int(digit),) for digit in rng.permutation(pool)[: count - num_pairs]]
     doubles = [tuple(int(digit) for digit in rng.choice(pool, 2, replace=False)) for _ in range(num_pairs)]
     rows = [*singles, *doubles]
-    return [_example(rows[index], size) for index in rng.permutation(count)]
+    return [_example(rows[index], draw(rows[index])) for index in rng.permutation(count)]
 
 
-def _example(digits: tuple[int, ...], size: int) -> Example:
+def _picture(digits: tuple[int, ...], *, size: int, quarter_turns: int) -> Image:
+    """The digits side by side."""
     from PIL import Image
 
-    grey, values = _digits()
+    grey, _ = _digits()
     picture = Image.new("RGB", (size * len(digits), size))
     for place, digit in enumerate(digits):
-        drawn = Image.fromarray(grey[digit]).resize((size, size), Image.Resampling.BICUBIC)
+        drawn = Image.fromarray(np.rot90(grey[digit], quarter_turns)).resize((size, size), Image.Resampling.BICUBIC)
         picture.paste(drawn.convert("RGB"), (place * size, 0))
+    return picture
+
+
+def _example(digits: tuple[int, ...], picture: Image) -> Example:
+    _, values = _digits()
     question = "What digit is this?" if len(digits) == 1 else "What is the sum of the two digits?"
     return Example(f"<image>{question}", (png(picture),), str(sum(int(values[digit]) for digit in digits)))
 

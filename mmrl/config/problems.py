@@ -16,7 +16,7 @@ from mmrl.config.plugin_specs import UNNAMED, EnvironmentSpec, PluginSpec
 from mmrl.config.sections import Config
 from mmrl.config.synonyms import spelled, synonym
 from mmrl.config.yaml_tree import Located, to_flow
-from mmrl.errors import ConfigError, MMRLError
+from mmrl.errors import ConfigError, MMRLError, plural
 
 _Path = tuple[str | int, ...]
 
@@ -102,6 +102,9 @@ def _problem(
         return _unnamed(key, where, **context)
     if details["type"] == "value_error":
         return ConfigError(f"{key} {context['error']}", where=where)
+    if details["type"] == "too_short":
+        least, found = plural(context["min_length"], "value"), context["actual_length"]
+        return ConfigError(f"{key} should have {least} at least, and has {found or 'none'}", where=where)
     wording = _WORDING.get(details["type"], details["msg"].removeprefix("Input "))
     if details["type"] in ("model_type", "model_attributes_type"):
         wording = f"should be a mapping such as {_example(model, loc)}"

@@ -89,10 +89,8 @@ class ReferenceConfig(Section):
                 shared = ", ".join(f"rows of {source}" for source in named if other.teaches(source))
             if shared and (first.weight is None or second.weight is None):
                 what = f"{one.key} and {other.key} both teach {shared}, and not both have a weight"
-                keys = (
-                    f"{one.key}.weight".removeprefix("reference."),
-                    f"{other.key}.weight".removeprefix("reference."),
-                )
+                own = [each.key.removeprefix("reference.") for each in (one, other)]
+                keys = (*own, *(f"{key}.weight" for key in own))
                 yield Contradiction(keys, what, "give both a weight, or sources of their own")
 
     def resets(self, step: int) -> bool:

@@ -217,8 +217,8 @@ _ABSENT: Mapping[str, str] = {
 _ASIDE: Mapping[str, str] = {
     "critic value value_model reward_critic": "mmrl trains no critic",
     "ref reference ref_model reference_model":
-        "the reference is the initial policy, or the model at reference.path, on the learner's ranks and with its "
-        "settings",
+        "the reference is the initial policy, the model at reference.path, or a list of {path, sources, weight}, on "
+        "the learner's ranks and with its settings",
     "reward_model rm reward_manager": "a model that scores is a reward: see rewards",
     "val_kwargs val_override_config eval_kwargs validation":
         "an evaluation is greedy, or has trainer.eval_samples completions at sampler.temperature",

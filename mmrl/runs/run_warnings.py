@@ -11,6 +11,7 @@ from mmrl.plugin_host import registry
 from mmrl.runs.dataset import texts
 from mmrl.runs.monitoring import judges_of
 from mmrl.runs.setup import RunSetup
+from mmrl.token_columns import REFERENCE
 from mmrl.types import ENVIRONMENT
 
 LORA_RATE = 1e-5
@@ -36,10 +37,27 @@ def config_warnings(setup: RunSetup) -> list[str]:
     rate = config.learner.lr
     if config.model.lora is not None and rate < LORA_RATE:
         warnings.append(f"learner.lr: {rate:g} moves adapters little; {LORA_RATE:g} to 2e-4 are usual with model.lora")
+    warnings += _reference_warnings(setup)
     if config.environment is not None and config.environment.scheduling == "eager":
         what = "what shares a batch depends on the clock, so the run, or a resumed one, does not repeat to the bit"
         warnings.append(f"environment.scheduling: eager: {what}")
     return warnings
+
+
+def _reference_warnings(setup: RunSetup) -> list[str]:
+    """A warning that an algorithm which learns from the reference, and from no reward, has the policy itself as one."""
+    needs, config = setup.algorithm.needs(), setup.config
+    reference, own = config.reference, (config.model.path, config.model.revision)
+    is_sole_signal = REFERENCE in needs.roles and not needs.rewards and setup.step_source.samples
+    if (
+        not is_sole_signal
+        or reference.reset_every
+        or any((each.path, each.revision) != own for each in reference.models)
+    ):
+        return []
+    which = f"{own[0]} is the policy's own folder" if reference.models else "null is the policy as it is at the start"
+    why = f"{config.algorithm.name} learns from the reference alone, so the policy is held where it is"
+    return [f"reference.path: {which}, and {why}; name another model, a teacher"]
 
 
 def model_warnings(setup: RunSetup) -> list[str]:

@@ -55,7 +55,7 @@ class Report:
         try:
             yield
         except HubUnreachableError as error:
-            self.notes.append(str(error))
+            self.notes += [str(error)] if str(error) not in self.notes else []
         except MMRLError as error:
             self.blame(error)
 

@@ -136,6 +136,15 @@ def test_no_digit_of_a_test_row_is_trained_on(digit_folder: Path) -> None:
     assert not shown["test"] & (shown["train"] | shown["warmup"])
 
 
+def test_digits_are_turned_to_the_left_with_the_same_rows(tmp_path: Path) -> None:
+    for folder, turns in (("upright", 0), ("turned", 1)):
+        write_digits(tmp_path / folder, train=20, test=5, pairs=0.5, quarter_turns=turns)
+    for one, other in zip(*(rows(tmp_path / name / "train.parquet") for name in ("upright", "turned")), strict=True):
+        assert (one["problem"], one["answer"]) == (other["problem"], other["answer"])
+        for before, after in zip(halves(one), halves(other), strict=True):
+            assert np.abs(np.rot90(before.astype(int)) - after).max() < 30
+
+
 def test_every_training_digit_comes_once_before_any_comes_twice(tmp_path: Path) -> None:
     write_digits(tmp_path, train=1438, test=359)
     read = [row["images"][0]["bytes"] for split in ("train", "test") for row in rows(tmp_path / f"{split}.parquet")]

@@ -98,6 +98,22 @@ REAL = {
     "trainer": {"save_every": 1},
 }
 
+RESET: Mapping[str, Mapping[str, Any]] = {
+    name: {
+        **REAL,
+        "algorithm": {"name": "grpo", "kl": {"coef": 0.1}},
+        "reference": {"reset_every": 2},
+        "model": model,
+        "learner": {**REAL["learner"], **learner},
+        "trainer": {"steps": 7, "save_every": 3, "eval_every": 100},
+    }
+    for name, model, learner in (
+        ("reset", {}, {}),
+        ("reset_lora", {"lora": {"rank": 4, "targets": ["language"]}}, {"zero_stage": 0}),
+    )
+}
+"""Real runs whose reference becomes the policy after steps 2, 4 and 6; checkpoints come after steps 3 and 6."""
+
 
 def answers(number: int) -> dict[str, Any]:
     """Two to four answers of a row with their scores."""

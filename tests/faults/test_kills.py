@@ -15,7 +15,7 @@ import pytest
 from mmrl.rollout.records import read_rollouts
 from tests.faults.comparison import metrics
 from tests.faults.harness import Blow, Nursery
-from tests.faults.kill_sweep import COMPARED, EPISODES, FAKE, REAL, Sweep, random_kills, write_config
+from tests.faults.kill_sweep import COMPARED, EPISODES, FAKE, REAL, RESET, Sweep, random_kills, write_config
 
 SAVING = {"checkpoint.begin", "save.shard", "save.part", "save.state", "checkpoint.filled", "checkpoint.sealed",
           "checkpoint.renamed", "checkpoint.pruning", "directory.replacing",
@@ -150,3 +150,23 @@ def test_a_kill_of_real_engines_changes_nothing(tmp_path: Path, models: Callable
         sweep.begin(is_slow=True)
         assert check(sweep, Blow(at=("point", "save.state", 4)), Blow(at=("s", sweep.seconds * 0.8)))
         assert check(sweep, Blow(signal.SIGTERM, ("handler", 2.0)), cold=True)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full if name == "reset" else pytest.mark.slow) for name in RESET]
+)
+def test_a_kill_of_real_engines_between_a_reset_and_the_next_checkpoint_changes_nothing(
+    tmp_path: Path, models: Callable[[str], Path], name: str
+) -> None:
+    """In step 3, after the reset of step 2; in step 5, so that the run goes on from a reference that is no checkpoint's
+    policy; and within the checkpoint after the reset of step 6."""
+    with Nursery(tmp_path, models("qwen2"), real=True) as nursery:
+        sweep = Sweep(nursery, write_config(tmp_path, models("qwen2"), name, RESET[name]))
+        sweep.begin(is_slow=True)
+        assert not sweep.failures, "\n".join(sweep.failures)
+        weights = Path("model", "adapter_model.safetensors" if "lora" in name else "model.safetensors")
+        six, seven = (sweep.unbroken / "checkpoints" / f"step-00000{step}" for step in (6, 7))
+        reference, *policies = ((folder / weights).read_bytes() for folder in (seven / "reference", six, seven))
+        assert [each == reference for each in policies] == [True, False]
+        points = ("rollouts.begin", 3), ("rollouts.begin", 5), ("checkpoint.filled", 1)
+        assert check(sweep, *(Blow(at=("point", *point)) for point in points)) == 3

@@ -15,8 +15,9 @@ import yaml
 from PIL import Image
 
 from mmrl.cluster.launch import check_devices
+from mmrl.commands.check.networks import teacher_lines
 from mmrl.commands.cli import main
-from mmrl.config.load import from_mapping
+from mmrl.config.load import from_mapping, load_config
 from mmrl.config.sections import Config
 from mmrl.engine.machine.host_memory import HostMemory, check_hosts
 from mmrl.engine.network.family import FAMILIES
@@ -458,6 +459,40 @@ def test_a_teachers_files_are_known_to_a_run_that_goes_on(taught):
     made = taught("qwen2_5_vl")
     found = made.fingerprints
     assert found["reference.path"] == found["model"]  # the same files
+
+
+def test_check_says_that_a_text_teacher_reads_no_images(taught):
+    path = str(taught("qwen2").config.reference.path)
+    made = taught("qwen2", pictured=False)
+    assert teacher_lines(made) == [f"{path} (qwen2): the policy's token ids; it reads text alone"]
+    (line,) = teacher_lines(taught("qwen2_5_vl"))
+    assert line.endswith("(qwen2_5_vl): the policy's token ids and image tokens")
+
+
+OWN = "the reference alone, so the policy is held where it is; name another model, a teacher"
+
+
+@pytest.mark.parametrize("reference", [{}, {"path": "POLICY"}, [{"path": "POLICY"}]], ids=["none", "own", "listed"])
+def test_distillation_from_the_policy_itself_is_told_of(taught, models, reference):
+    policy = str(models("qwen2_5_vl"))
+    reference = json.loads(json.dumps(reference).replace("POLICY", policy))
+    (warning,) = config_warnings(taught(reference=reference, algorithm={"name": "opd"}, rewards=[]))
+    which = f"{policy} is the policy's own folder" if reference else "null is the policy as it is at the start"
+    assert warning == f"reference.path: {which}, and opd learns from {OWN}"
+    assert config_warnings(taught(reference=reference, algorithm={"name": "opd", "reward_coef": 1.0})) == []
+    assert config_warnings(taught("qwen2_5_vl", reference=reference)) == []
+    other = [{"path": policy, "weight": 1}, {"path": "elsewhere", "weight": 1}]
+    assert config_warnings(taught(reference=other, algorithm={"name": "opd"}, rewards=[])) == []
+
+
+def test_entries_of_teachers_that_say_too_little_are_named_with_their_place(taught, tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"reference\.teachers\.0\.sources should have 1 value at least, and has none"
+    ):
+        taught(reference=[{"path": "a", "sources": []}])
+    (tmp_path / "run.yaml").write_text("reference:\n  - {path: a}\n  - {path: b, sources: [x]}\n")
+    with pytest.raises(ConfigError, match=r"both teach rows of x.*\n  where:    .*run\.yaml:2, .*run\.yaml:3"):
+        load_config([tmp_path / "run.yaml"])
 
 
 def test_check_names_the_teacher_and_why_it_does_not_agree(taught, models, capsys, tmp_path):

@@ -42,10 +42,16 @@ def teacher_lines(setup: RunSetup) -> list[str]:
     Raises:
         ConfigError: One cannot be opened, or does not agree with the policy.
     """
-    agree = "the policy's token ids" + (" and image tokens" if setup.folder.family.vision else "")
     pairs = zip(setup.config.reference.models, setup.teachers, strict=True)
     return [
-        f"{folder.name} ({folder.family.model_type}): {agree}"
+        f"{folder.name} ({folder.family.model_type}): the policy's token ids"
+        + (
+            " and image tokens"
+            if folder.family.vision
+            else "; it reads text alone"
+            if setup.folder.family.vision
+            else ""
+        )
         + ("" if teacher.sources is None else f"; for rows of {', '.join(teacher.sources)}")
         for teacher, folder in pairs
     ]

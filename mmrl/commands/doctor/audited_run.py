@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from mmrl.commands.alternating import alternating
 from mmrl.commands.doctor.engine_rows import image_rows, moved_row, weight_row
 from mmrl.commands.doctor.finding import REPORT, Finding, failure
+from mmrl.commands.doctor.teacher_rows import Lesson, lessons, taught, teacher_rows
 from mmrl.commands.doctor.text_rows import special_row, turn_rows
 from mmrl.commands.doctor.verdicts import shown
 from mmrl.config.load import from_mapping
@@ -189,15 +190,22 @@ class Audit:
         if (found := probed(self._engine, self._encoder, self._config, total_tokens=inf)) is not None:
             for row in worst_of_each(list(agreement_rows(found))):
                 self._row(row)
+            for row in teacher_rows(found, self._lessons):
+                self._row(row)
+
+    @cached_property
+    def _lessons(self) -> list[Lesson]:
+        return lessons(self._config.reference.models, [folder.family.vision for folder in self._setup.teachers])
 
     def _groups(self) -> list[ScoredGroup]:
         setup, sampler = self._setup, self._config.sampler
+        prompts = list(taught(self._prompts, self._lessons))
         if not setup.step_source.samples:
             needs = setup.algorithm.needs()
-            return [setup.step_source.group(prompt, needs, self._encoder) for prompt in self._prompts]
+            return [setup.step_source.group(prompt, needs, self._encoder) for prompt in prompts]
         requests = [
             SamplingRequest(prompt, sampler.group_size, sampler.temperature, sampler.max_new_tokens, seed=index << 16)
-            for index, prompt in enumerate(self._prompts)
+            for index, prompt in enumerate(prompts)
         ]
         with self._engine.sampling() as sampling:
             groups = dict(sampling.generate(requests))

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +30,7 @@ from mmrl.step.audit.probe_row import ProbeRow
 from mmrl.step.audit.start_audit import cheap_rows
 from mmrl.step.audit.tokens import prompt_row
 from tests.cluster.process_ranks import ranks_forked_from, run_together
+from tests.engine.teachers import write_teacher
 from tests.engine.test_turns import STRIPS_ALWAYS, filled
 from tests.proofs import REPRESENTATIVES, has
 
@@ -145,6 +147,31 @@ def test_a_sound_run_has_no_bad_row(family, sampler, precision, models, audited)
     if (family, sampler, precision) == ("qwen2_5_vl", "vllm", "float32"):
         printed = masked("\n".join(table([row for row in rows if not row.check.startswith(START)])))
         assert all(row in printed for row in shown_rows()), printed
+
+
+@pytest.mark.full
+def test_each_teacher_has_a_row_on_probes_of_its_source(models, audited, tmp_path):
+    policy = models("qwen2_5_vl")
+    seeing = write_teacher(tmp_path / "seeing", policy, num_hidden_layers=3)
+    teachers = [{"path": str(seeing), "sources": ["pictures"]}, {"path": str(models("qwen2")), "sources": ["texts"]}]
+    config = config_of(policy, algorithm={"name": "opd"}, rewards=[], reference=teachers)
+    rows = audited(config, partial(_shifted, 0.0))
+    assert bad(rows) == [], [row for row in rows if row.status != "ok"]
+    found = {row.check: row.found for row in rows if row.check.startswith("teacher: ")}
+    assert [*found] == [f"teacher: packed = one by one, rows of {name}" for name in ("pictures", "texts")]
+    assert all(float(text.split(", and ")[1].split()[0]) > 0.01 for text in found.values())
+    assert "update moved" in {row.check for row in rows}
+    assert bad(audited(config, partial(_shifted, 0.1))) == [*found]
+
+
+def _shifted(by: float) -> None:
+    """Move the teachers' log-probs in packed rows."""
+    from mmrl.engine.learner.teachers import Teachers
+
+    score = Teachers.score
+    Teachers.score = lambda own, samples, *, way="packed": [  # type: ignore[method-assign]
+        values + by * (way == "packed") for values in score(own, samples, way=way)
+    ]
 
 
 @pytest.mark.slow
