@@ -317,6 +317,11 @@ def moved(values: torch.Tensor, torch_device: str) -> torch.Tensor:
     return values.to(torch_device)
 
 
+def keeps_freed_memory(kind: DeviceKind) -> bool:
+    """True if a rank keeps host memory that it has freed: on a CPU each update needs as much of it as the last one."""
+    return kind == "cpu"
+
+
 def free_cache(kind: DeviceKind) -> None:
     """Give memory that torch keeps for later back to the device, so that vLLM can have it."""
     if kind == "cuda":

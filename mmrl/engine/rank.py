@@ -32,7 +32,7 @@ from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import Learner, Sampler
 from mmrl.errors import MMRLError
 from mmrl.ops.metrics import ADAPTER_KEPT
-from mmrl.system.freed_memory import FreedMemory
+from mmrl.system.freed_memory import FreedMemory, keep_freed
 from mmrl.types import EncodedPrompt, Inspection
 
 
@@ -65,7 +65,9 @@ class RankEngine:
         self._max_images = spec.max_sequence_images if spec.folder.family.vision else 0
         self._in_use = ""
         self._memory_bytes_max = 0
-        self._freed = FreedMemory()
+        if device.keeps_freed_memory(kind):
+            keep_freed()
+        self._freed = {"sampling": FreedMemory(), "learning": FreedMemory()}
         self._tracer = Tracer(kind)
         # The group of all ranks first: vLLM would make one of its tensor-parallel ranks alone.
         join_group(kind)
@@ -119,7 +121,7 @@ class RankEngine:
                 if self._learner is not None:
                     with memory_of("the sampler's sleep"):
                         sampler.sleep()
-                self._freed.give_back()
+                self._freed["sampling"].give_back()
 
     @contextmanager
     def learning(self) -> Iterator[Learner]:
@@ -130,7 +132,7 @@ class RankEngine:
                 self.memory_bytes_max()  # before the cache that its peak has left is emptied
             finally:
                 self._learner.forget_images()
-                self._freed.give_back()
+                self._freed["learning"].give_back()
 
     def inspect(self, prompts: Sequence[EncodedPrompt]) -> Inspection:
         assert self._sampler is not None, "this engine has one side alone"

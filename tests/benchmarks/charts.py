@@ -51,9 +51,13 @@ def comparison(results: Mapping[str, Any], picture: Path) -> str:
         must, aim = (f"{x:g}x" for x in TARGETS[name]) if name in TARGETS else ("", "")
         # Its two rows differ in memory too: the one with less.
         least = min(values["memory_bytes"] for values in theirs.values())
+        alone = ""
+        if apart := found.get("alone"):
+            fastest = min(values["seconds"] for side, values in apart.items() if side != "mmrl")
+            alone = f"{fastest / apart['mmrl']['seconds']:.2f}x"
         own = 1 - sum(folded(ours["phases"])[phase] for phase in ENGINES) / sum(ours["phases"].values())
         targets.append([
-            found["what"], f"{best['seconds'] / ours['seconds']:.2f}x", must, aim, faster.removeprefix("TRL, "),
+            found["what"], f"{best['seconds'] / ours['seconds']:.2f}x", alone, must, aim, faster.removeprefix("TRL, "),
             f"{best['processor_s'] / ours['processor_s']:.2f}x", f"{ours['memory_bytes'] / least:.2f}", f"{own:.1%}",
         ])  # fmt: skip
         for side, values in found["sides"].items():
@@ -65,7 +69,17 @@ def comparison(results: Mapping[str, Any], picture: Path) -> str:
             ])  # fmt: skip
             bars.append((f"{found['what']}: {side}", phases, f"{values['seconds']:.1f} s"))
     picture.write_text(stacked_bars("Seconds of a training step, by phase", bars))
-    first = ["a step", "ratio", "must", "aim", "faster row of TRL", "by processor time", "memory", "own share"]
+    first = [
+        "a step",
+        "ratio",
+        "each alone",
+        "must",
+        "aim",
+        "faster row of TRL",
+        "by processor time",
+        "memory",
+        "own share",
+    ]
     second = ["a step", "side", "s, median (spread)", "tokens/s", *COLOURS, "MiB"]
     return "\n\n".join([
         results["machine"],

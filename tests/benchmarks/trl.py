@@ -7,8 +7,9 @@
 TRL is installed beside mmrl's own packages, and without its dependencies: `pip install --no-deps trl==1.16.0`; in
 another environment, --trl-python names that one's Python. Both sides get the same model folder (30 M random
 parameters, float32, sdpa), processor, pixel limits and JPEG files, two threads, and one process runs at a time: each
-takes a step while the others are stopped. Nothing is timed before both agree on loss and gradient on TRL's own batch;
-of pairs, on one that TRL meets after a few updates, where policy and reference differ.
+takes four steps in a row while the others are stopped, of which the first is not timed; with --alone each also runs
+from start to end in a further process. Nothing is timed before both agree on loss and gradient on TRL's own batch; of
+pairs, on one that TRL meets after a few updates, where policy and reference differ.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import charts
-from turns import HERE, WARM_UP, Contestant, arguments, ask, call, machine, summary, take_turns
+from turns import HERE, Contestant, arguments, ask, call, machine, steps_of, summary, take_turns
 from workloads import MAX_PIXELS, MIN_PIXELS, PAIRS, SWEEP, TABLE, PairWorkload, Workload, write_all
 
 TRL_VERSION = "1.16.0"
@@ -68,7 +69,7 @@ def config(workload: Workload, model: Path, data: Path, run_dir: Path, steps: in
 def mmrl_side(kind: str, workload: Workload, folder: Path, *, name: str = "mmrl", timed: int = 0,
               overrides: tuple[str, ...] = (), tiny: bool = False, **job: Any) -> Contestant:  # fmt: skip
     """A process of mmrl's; see mmrl_side.py for the kinds."""
-    steps = WARM_UP + timed + 1
+    steps = steps_of(timed)
     model, data = write_all(folder, workload, workload.prompts * steps, tiny=tiny)
     run_dir = Path(tempfile.mkdtemp(prefix=f"{workload.name}-{name}-".replace(" ", "-"), dir=folder))
     path = run_dir.with_suffix(".yaml")
@@ -89,7 +90,7 @@ def mmrl_side(kind: str, workload: Workload, folder: Path, *, name: str = "mmrl"
 def trl_side(kind: str, workload: Workload, folder: Path, python: str, *, completions_only: bool, timed: int = 0,
              tiny: bool = False, **job: Any) -> Contestant:  # fmt: skip
     """A process of TRL's."""
-    steps = WARM_UP + timed + 1
+    steps = steps_of(timed)
     model, data = write_all(folder, workload, workload.prompts * steps, tiny=tiny)
     name = "TRL, completions" if completions_only else "TRL, every position"
     pairs = isinstance(workload, PairWorkload)
@@ -142,7 +143,7 @@ def pair_parity(workload: PairWorkload, folder: Path, python: str, options: Mapp
     """
     from mmrl.engine.network.folder import ModelFolder
 
-    model, _ = write_all(folder, workload, workload.prompts * (WARM_UP + MOVES + 2), tiny=options["tiny"])
+    model, _ = write_all(folder, workload, workload.prompts * steps_of(MOVES + 1), tiny=options["tiny"])
     banned = ModelFolder.open(str(model)).vocabulary.banned
     job = {"batch": str(folder / f"{workload.name}.npz"), "moved": str(folder / f"{workload.name}-moved.safetensors")}
     moving = {"banned": banned, "lr": MOVING_RATE, "steps": MOVES + 1}
@@ -164,17 +165,32 @@ def pair_parity(workload: PairWorkload, folder: Path, python: str, options: Mapp
 
 
 def compare(workload: Workload, folder: Path, python: str, timed: int, rows: Sequence[bool],
-            options: Mapping[str, Any]) -> dict[str, Any]:  # fmt: skip
-    """Parity, then TRL's rows (whether they score completions only) and mmrl in turns."""
+            options: Mapping[str, Any], *, alone: bool = False) -> dict[str, Any]:  # fmt: skip
+    """Parity, then TRL's rows (whether they score completions only) and mmrl in turns.
+
+    Args:
+        alone: True to let each run alone after that.
+    """
     gate_of: Any = pair_parity if isinstance(workload, PairWorkload) else parity
     gate = gate_of(workload, folder, python, options)
-    contestants = [
-        trl_side("run", workload, folder, python, completions_only=only, timed=timed, tiny=options["tiny"])
-        for only in rows
-    ]
-    contestants.append(mmrl_side("run", workload, folder, timed=timed, **options))
+
+    def sides() -> list[Contestant]:
+        trl = [
+            trl_side("run", workload, folder, python, completions_only=only, timed=timed, tiny=options["tiny"])
+            for only in rows
+        ]
+        return [*trl, mmrl_side("run", workload, folder, timed=timed, **options)]
+
+    contestants = sides()
     take_turns(contestants, timed)
-    return {"what": workload.what, "gate": gate, "sides": {each.name: summary(each) for each in contestants}}
+    found = {"what": workload.what, "gate": gate, "sides": {each.name: summary(each) for each in contestants}}
+    if alone:
+        contestants = sides()
+        for contestant in contestants:
+            print("  alone:", file=sys.stderr)
+            take_turns([contestant], timed)
+        found["alone"] = {each.name: summary(each) for each in contestants}
+    return found
 
 
 def check_trl(python: str) -> None:
@@ -193,6 +209,7 @@ def main() -> None:
     what = f"{', '.join(TABLE)} (the default), sweep, {', '.join(SWEEP)}, dpo, {', '.join(PAIRS)}"
     parser = arguments(str(__doc__), "workloads", what, timed=10)
     parser.add_argument("--faster-row", action="store_true", help="TRL scoring completions only, the faster row, alone")
+    parser.add_argument("--alone", action="store_true", help="measure each side without the others too")
     parser.add_argument("--sampler", default="vllm", choices=("vllm", "hf"), help="mmrl's")
     parser.add_argument("--trl-python", default=sys.executable, help="the Python that has TRL")
     args = parser.parse_args()
@@ -212,7 +229,8 @@ def main() -> None:
     timed, rows = 2 if args.quick else args.timed, (True,) if args.faster_row else (False, True)
     for name in names:
         print(name, file=sys.stderr)
-        results["workloads"][name] = compare(known[name], args.work, args.trl_python, timed, rows, options)
+        found = compare(known[name], args.work, args.trl_python, timed, rows, options, alone=args.alone)
+        results["workloads"][name] = found
         args.out.write_text(json.dumps(results, indent=1))
     print(charts.comparison(results, args.out.with_suffix(".svg")))
 

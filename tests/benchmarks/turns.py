@@ -1,4 +1,8 @@
-"""Processes that are measured in turns: each does one step while the others are stopped, all their threads included."""
+"""Processes that are measured in turns: each takes a few steps while the others are stopped, with all their threads.
+
+The first of these steps is not timed: it says little of a run that has the machine for itself. Caches are cold, and
+what the process has freed before is the system's again, or its host's.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 WARM_UP = 2
 """Steps that are not timed: the first one starts the process and loads the model."""
+BLOCK = 4
+"""Steps that a process takes in a row."""
 HERE = Path(__file__).parent
 
 
@@ -37,8 +43,8 @@ class Contestant:
     """One process and what is known of its steps.
 
     Attributes:
-        steps: Of each step after the warm-up but the last, what the process reported and ``seconds``: from the end of
-            the step before to the end of this one.
+        steps: Of each timed step, what the process reported and ``seconds``: from the end of the step before to the
+            end of this one.
         memory: Of the last step: the update's resident bytes ``before`` and at its ``peak``.
         last: What it reported at its very end, if anything.
     """
@@ -112,8 +118,24 @@ class Contestant:
             os.killpg(self._process.pid, number)
 
 
+Kind = Literal["warm-up", "timed", "memory"]
+
+
+def blocks(timed: int) -> list[list[Kind]]:
+    """The steps of a process by its turns: the warm-up, the timed steps, and one for memory at the end."""
+    found: list[list[Kind]] = [["warm-up"] * WARM_UP]
+    found += [["warm-up", *["timed"] * min(BLOCK - 1, timed - done)] for done in range(0, timed, BLOCK - 1)]
+    found[-1].append("memory")
+    return found
+
+
+def steps_of(timed: int) -> int:
+    """How many steps that are."""
+    return sum(map(len, blocks(timed)))
+
+
 def take_turns(contestants: Sequence[Contestant], timed: int, *, last_words: bool = False) -> None:
-    """Let each do its warm-up, the timed steps and one for memory, in turns whose order alternates.
+    """Let each take its steps, in turns whose order alternates.
 
     Args:
         last_words: Whether each has a line more to tell after its last step.
@@ -123,15 +145,16 @@ def take_turns(contestants: Sequence[Contestant], timed: int, *, last_words: boo
         for contestant in contestants:
             contestant.start()
             started.append(contestant)
-        for step in range(WARM_UP + timed + 1):
-            for contestant in contestants if step % 2 == 0 else contestants[::-1]:
-                found = contestant.turn()
-                if step == WARM_UP + timed:
-                    contestant.memory = found["memory"]
-                elif step >= WARM_UP:
-                    contestant.steps.append(found)
-                line = f"  step {step + 1:2d} {contestant.name:<24} {found['seconds']:8.2f} s"
-                print(f"{line}, of the processor {found['processor_s']:8.2f} s", file=sys.stderr)
+        for number, block in enumerate(blocks(timed)):
+            for contestant in contestants if number % 2 == 0 else contestants[::-1]:
+                for kind in block:
+                    found = contestant.turn()
+                    if kind == "memory":
+                        contestant.memory = found["memory"]
+                    elif kind == "timed":
+                        contestant.steps.append(found)
+                    line = f"  {kind:<8} {contestant.name:<24} {found['seconds']:8.2f} s"
+                    print(f"{line}, of the processor {found['processor_s']:8.2f} s", file=sys.stderr)
         for contestant in contestants:
             if last_words:
                 contestant.last = contestant.turn()

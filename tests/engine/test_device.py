@@ -126,6 +126,7 @@ def test_devices_backends_and_attention():
     assert device.LOGITS_CHUNK_BYTES.keys() == {"cpu", "cuda"}
     assert device.detect() == ("cuda" if torch.cuda.is_available() else "cpu")
     assert device.used_memory_bytes("cpu") > 2**27
+    assert [device.keeps_freed_memory(kind) for kind in ("cpu", "cuda")] == [True, False]
 
 
 @pytest.mark.parametrize(("kind", "runner", "value"), [("cpu", 1, False), ("cuda", 2, True)])

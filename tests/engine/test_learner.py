@@ -617,4 +617,4 @@ def test_a_rank_gives_freed_memory_back_with_the_device(start, monkeypatch):
     monkeypatch.setattr(FreedMemory, "give_back", lambda freed: given_back.append(freed))
     with engine.learning():
         assert not given_back
-    assert given_back == [engine._freed]
+    assert given_back == [engine._freed["learning"]]
