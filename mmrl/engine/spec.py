@@ -10,7 +10,7 @@ from mmrl.data.images import MediaStore
 from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine_api import NetworkFiles
 from mmrl.interfaces import Algorithm, roles_of
-from mmrl.token_columns import REFERENCE
+from mmrl.token_columns import POLICY, REFERENCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,11 @@ class EngineSpec:
     def roles(self) -> tuple[str, ...]:
         """The roles of the learner's networks; none without a learner."""
         return () if self.algorithm is None else roles_of(self.algorithm)
+
+    @property
+    def trained_role(self) -> str:
+        """The role of the network that is trained, or that a learner without updates has for it."""
+        return self.roles[0] if self.roles else POLICY
 
     @property
     def max_sequence_images(self) -> int:

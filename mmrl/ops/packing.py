@@ -59,19 +59,20 @@ class Item:
     group: int | None = None
 
     @classmethod
-    def of(cls, sample: Sample, row: TrainingRow | None = None) -> Self:
+    def of(cls, sample: Sample, row: TrainingRow | None = None, *, keeps_last: bool = False) -> Self:
         """The item of a sample with tokens. Prompts with the same tokens and images share one key.
 
         Args:
             row: The sample's, whose views are in the packed row too, and whose group may have to be whole; None if only
                 its log-probs are computed.
+            keeps_last: True if the packed row has its last token, too: it counts as one token more.
         """
         assert len(sample.token_ids), "a sample without tokens cannot be packed"
         prompt = sample.prompt
         forms = [prompt, *(prompt.views[name] for name in (row.own_views if row else ()))]
         key = prompt.token_ids.tobytes(), *(tuple(ref.hash for ref in form.images) for form in forms)
         group = row.group if row and row.whole_group else None
-        return cls(key, len(prompt.token_ids), len(sample.token_ids), len(forms), group)
+        return cls(key, len(prompt.token_ids), len(sample.token_ids) + keeps_last, len(forms), group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class Unit:
     Attributes:
         indices: The samples' indices.
         prompt_tokens: Tokens of their prompt.
-        completions: Each completion's tokens in the row: all but the last, which predicts nothing.
+        completions: Each completion's tokens in the row: all but the last, which predicts nothing, or all.
         forms: Times that all of this is in the row; the forms share nothing, and are never in two rows.
         group: The samples' group if it stays whole; such a unit is not split.
     """

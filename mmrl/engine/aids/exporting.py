@@ -307,7 +307,7 @@ def _write(policy: Policy, folder: ModelFolder, target: Path, dtype: str, shard_
     if failures.first:
         raise failures.first
     folder.save_files(target)
-    folder.save_config(target, dtype)
+    folder.save_config(target, dtype, policy.scored_by)
     for path in target.glob("*.safetensors"):  # which safetensors lets nobody else read
         shutil.copymode(target / "config.json", path)
     failpoints.reach("export.filled")

@@ -39,6 +39,7 @@ class Collator:
         share: True if samples of one prompt share it in the row, and samples with the same image share that.
         balances: True if rows ask for ``experts.imbalances``.
         replays: True if the experts that samples know are used.
+        keeps_last: True if rows have the last token of each sample, too.
     """
 
     def __init__(
@@ -52,10 +53,11 @@ class Collator:
         share: bool = True,
         balances: bool = False,
         replays: bool = False,
+        keeps_last: bool = False,
     ) -> None:
         self._folder, self._body, self._images = folder, body, images
         self.device, self._dtype, self.share = device, dtype, share
-        self._balances, self._replays = balances, replays
+        self._balances, self._replays, self._keeps_last = balances, replays, keeps_last
         self._multimodal = folder.family.vision and folder.images.multimodal_positions
         self._looks_ahead = folder.family.vision and folder.images.looks_ahead
         self._known_positions: dict[tuple[Any, ...], torch.Tensor] = {}
@@ -69,7 +71,9 @@ class Collator:
         Args:
             rows: The samples', if they are trained on.
         """
-        items = [Item.of(row.sample, row) for row in rows] or [Item.of(sample) for sample in samples]
+        of_samples: Sequence[TrainingRow | None] = rows or [None] * len(samples)
+        pairs = zip(samples, of_samples, strict=True)
+        items = [Item.of(sample, row, keeps_last=self._keeps_last) for sample, row in pairs]
         return units_of(items, budget, share=self.share)
 
     def __call__(self, samples: Sequence[Sample], known: Mapping[str, Features] = MappingProxyType({})) -> PackedInputs:
@@ -82,6 +86,7 @@ class Collator:
         prompts = [samples[unit.indices[0]].prompt for unit in units]
         ids, spans, refs = list[Any](), [], list[ImageRef]()
         predicting: list[Any] = [None] * len(samples)
+        last_N = np.zeros(len(samples), np.int64)
         for start, unit, prompt in zip(offsets(unit.tokens for unit in units), units, prompts, strict=False):
             ids.append(prompt.token_ids)
             refs += prompt.images
@@ -91,7 +96,8 @@ class Collator:
                 ids.append(samples[index].token_ids[:length])
                 refs += _inserted_images(samples[index])
                 # The prompt's last token predicts the first of each completion.
-                predicting[index] = np.concatenate([[first - 1], first + begin + np.arange(length)])
+                places = np.concatenate([[first - 1], first + begin + np.arange(length)])
+                predicting[index], last_N[index] = places[: len(samples[index].token_ids)], places[-1]
         ids_S = np.concatenate(ids)
         inputs = {
             "input_ids": self._tensor(ids_S)[None],
@@ -107,6 +113,7 @@ class Collator:
             self._known_images(refs, known),
             self._routing(samples, units, len(ids_S)),
             self._written(samples),
+            self._tensor(last_N) if self._keeps_last else None,
         )
 
     def _image_numbers(self, ids_S: IntArray) -> IntArray | None:

@@ -19,11 +19,12 @@ from mmrl.engine.machine.full_device import TokenBudget
 from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.network.placement import place_frozen
 from mmrl.engine.network.policy import load_policy
+from mmrl.engine.network.reward_model import RewardLoading
 from mmrl.engine.network.vision import ImageInputs
 from mmrl.engine.network.weights import Failures
 from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import Learner, NetworkFiles
-from mmrl.token_columns import POLICY
+from mmrl.token_columns import REWARD
 
 
 class FrozenLearner(Learner):
@@ -57,7 +58,7 @@ def build_frozen_learner(
     settings = deepspeed_settings(spec.config.learner, precision, kind)
     networks = {}
     for role in spec.roles:
-        folder = spec.folder if role == POLICY else spec.initial
+        folder = spec.folder if role == spec.trained_role else spec.initial
         assert folder is not None, f"the {role} has a folder of its own"
         networks[role] = _network(role, folder, spec, images, kind, precision, settings)
     return FrozenLearner(networks, settings)
@@ -81,12 +82,21 @@ def _network(
             freeze=("vision", "projector", "language"),
             temperature=config.sampler.temperature,
             with_weights=torch.distributed.get_rank() == 0,
+            loading=RewardLoading(begins=False) if role == REWARD else None,
         )
     cost = UpdateCost.of(policy, folder)
     module, in_use = place_frozen(policy, settings, kind)
     torch_device = device.torch_device(kind)
     share = shares_prefix(config.learner, folder)
-    collator = Collator(folder, policy.model.base_model, images, torch_device, getattr(torch, precision), share=share)
+    collator = Collator(
+        folder,
+        policy.model.base_model,
+        images,
+        torch_device,
+        getattr(torch, precision),
+        share=share,
+        keeps_last=role == REWARD,
+    )
     budget = TokenBudget(config.learner.tokens_per_microbatch)
     where = torch.device(torch_device)
     features = ImageFeatures(collator, policy, module, cost, folder, budget, where, keeps=False)

@@ -20,12 +20,14 @@ from mmrl.engine.learner.learner_state import check_optimizer
 from mmrl.engine.learner.microbatches import Microbatches
 from mmrl.engine.learner.network import Network, TrainedNetwork
 from mmrl.engine.learner.reset import AdapterCopy, PolicyCopy, WholeCopy
+from mmrl.engine.learner.reward_network import TrainedRewardModel
 from mmrl.engine.learner.teachers import Teachers
 from mmrl.engine.machine.full_device import TokenBudget, memory_of
 from mmrl.engine.network.adapters import is_adapter, read
 from mmrl.engine.network.placement import place
 from mmrl.engine.network.plain_model import WidePass
 from mmrl.engine.network.policy import Policy, load_policy
+from mmrl.engine.network.reward_model import RewardLoading
 from mmrl.engine.network.vision import ImageInputs
 from mmrl.engine.network.weights import Failures
 from mmrl.engine.spec import EngineSpec
@@ -39,7 +41,7 @@ class DeepSpeedLearner(Learner):
     """Implements ``engine_api.Learner`` on one rank; all ranks call it together.
 
     Args:
-        trained: The network of the policy; kept as ``trained``.
+        trained: The network that is trained, a policy or a reward model; kept as ``trained``.
         frozen: The other networks, by role.
         settings: DeepSpeed's configuration; kept as ``settings``.
         copy: The reference, if it may become the policy.
@@ -53,7 +55,7 @@ class DeepSpeedLearner(Learner):
         settings: dict[str, Any],
         copy: PolicyCopy | None,
     ) -> None:
-        self.networks = {POLICY: trained, **frozen}
+        self.networks = {trained.role: trained, **frozen}
         self.trained, self.settings, self._batches = trained, settings, batches
         self._copy = copy
 
@@ -73,7 +75,7 @@ class DeepSpeedLearner(Learner):
             self._copy.take()
 
     def save(self, folder: Path) -> Mapping[str, NetworkFiles]:
-        files = {POLICY: self.trained.save(folder)}
+        files = {self.trained.role: self.trained.save(folder)}
         if self._copy is not None and self._copy.is_reset:
             files[REFERENCE] = NetworkFiles.of(REFERENCE, trained=False)
             failures = Failures()
@@ -137,6 +139,7 @@ def build_learner(spec: EngineSpec, images: ImageInputs, kind: device.DeviceKind
         share=shares_prefix(config.learner, folder),
         balances=config.learner.router_aux_loss_coef > 0,
         replays=config.learner.routing == "replayed",
+        keeps_last=algorithm.needs().last_state,
     )
     check_optimizer(settings)
     cost = UpdateCost.of(policy, folder)
@@ -145,7 +148,8 @@ def build_learner(spec: EngineSpec, images: ImageInputs, kind: device.DeviceKind
     features = ImageFeatures(collator, policy, engine, cost, folder, budget, engine.device)
     batches = Microbatches(collator, features, folder, budget)
     wide = WidePass(folder, images, kind, precision)
-    trained = TrainedNetwork(POLICY, policy, engine, batches, cost, algorithm, config, folder, wide)
+    network = TrainedNetwork if spec.trained_role == POLICY else TrainedRewardModel
+    trained = network(spec.trained_role, policy, engine, batches, cost, algorithm, config, folder, wide)
     others, copy = dict[str, AnyNetwork](), cast(PolicyCopy | None, None)
     networks = [reference_network(spec, each, batches, images, tower, kind, precision) for each in frozen]
     if networks:
@@ -171,7 +175,7 @@ def _load_policy(spec: EngineSpec, kind: device.DeviceKind, precision: str) -> P
     """
     config, folder, algorithm = spec.config, spec.folder, spec.algorithm
     lora = config.model.lora
-    saved = None if spec.checkpoint is None else spec.checkpoint / NetworkFiles.of(POLICY).model
+    saved = None if spec.checkpoint is None else spec.checkpoint / NetworkFiles.of(spec.trained_role).model
     if saved is not None and is_adapter(saved) != (lora is not None):
         raise ConfigError(
             "the checkpoint holds " + ("a whole model" if lora else "an adapter"),
@@ -191,6 +195,7 @@ def _load_policy(spec: EngineSpec, kind: device.DeviceKind, precision: str) -> P
             seed=config.trainer.seed,
             with_weights=torch.distributed.get_rank() == 0,
             quantize=lora is not None and config.model.quantize is not None,
+            loading=None if spec.trained_role == POLICY else RewardLoading(config.trainer.seed),
         )
     return policy  # noqa: RET504 (the block raises at its end what went wrong on a rank)
 

@@ -45,6 +45,7 @@ class Network(AnyNetwork):
     Nothing trains it.
 
     Args:
+        role: Kept as ``role``.
         policy: The weights, wherever they are; kept as ``policy``.
         module: Called in their place, such as DeepSpeed's engine around them.
         in_use: Entered while they compute.
@@ -60,7 +61,7 @@ class Network(AnyNetwork):
         in_use: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self.policy, self._module, self._batches = policy, module, batches
-        self._role, self._in_use = role, in_use
+        self.role, self._in_use = role, in_use
 
     def score(self, samples: Sequence[Sample], *, way: Way = "packed") -> list[FloatArray]:
         """As ``engine_api.Network.score``; only a network that the sampler has goes the ``wide`` way."""
@@ -72,11 +73,22 @@ class Network(AnyNetwork):
             with self._in_use():
                 return self._logprobs(samples, budget.tokens if packs else 0)
 
-        phase = f"{self._role} log-probs".removeprefix("policy ")
+        phase = f"{self.role} log-probs".removeprefix("policy ")
         return budget.within(phase, samples if packs else (), run, self._batches.forget_images)
 
+    def final_values(self, samples: Sequence[Sample]) -> FloatArray:
+        """As ``engine_api.Network.final_values``."""
+        assert self.policy.scored_by, f"the {self.role} has no score head"
+        budget = self._batches.budget
+
+        def run() -> FloatArray:
+            with self._in_use():
+                return self._final_values(samples, budget.tokens)
+
+        return budget.within(f"{self.role} scores", samples, run, self._batches.forget_images)
+
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
-        raise AssertionError(f"the {self._role} is frozen")
+        raise AssertionError(f"the {self.role} is frozen")
 
     def _inputs(self, samples: Sequence[Sample]) -> PackedInputs:
         """The packed row of a micro-batch; the experts that rollouts know are the sampler's, not this network's."""
@@ -93,6 +105,16 @@ class Network(AnyNetwork):
             for i, values in zip(indices, values_of(logprobs_T, part), strict=True):
                 logprobs[i] = values
         return logprobs
+
+    @torch.no_grad()
+    def _final_values(self, samples: Sequence[Sample], budget: int) -> FloatArray:
+        self._module.eval()
+        self._batches.remember_images(samples)
+        values = np.zeros(len(samples), np.float32)
+        for indices in self._batches.plan(samples, budget):
+            values_N = self._module(self._inputs([samples[i] for i in indices]))
+            values[indices] = values_N[: len(indices)].float().cpu().numpy()
+        return values
 
 
 class TrainedNetwork(Network):
@@ -157,7 +179,7 @@ class TrainedNetwork(Network):
 
     def save(self, folder: Path) -> NetworkFiles:
         """Write a model and a state: each rank writes some files of the weights, and its part of the state."""
-        files = NetworkFiles.of(self._role, optimizer=self._run.trainer.save_optimizer != "none")
+        files = NetworkFiles.of(self.role, optimizer=self._run.trainer.save_optimizer != "none")
         failures, lora = Failures(), self._run.model.lora
         save = save_model if lora is None else partial(save_adapter, lora)
         with memory_of("the checkpoint"):
@@ -180,7 +202,7 @@ class TrainedNetwork(Network):
         """
         state = OptimizerState(self.engine, self.policy)
         with Failures().raising():
-            saved = SavedState(folder / NetworkFiles.of(self._role).state)
+            saved = SavedState(folder / NetworkFiles.of(self.role).state)
             saved.check(state)
         if saved.adam_step and self._config.zero_stage:
             self._step_without_effect(0.0)  # in its first step, DeepSpeed makes the optimizer's state
@@ -200,25 +222,25 @@ class TrainedNetwork(Network):
         num_rows = self._total(len(rows)) if self._config.router_aux_loss_coef > 0 else 0
         nothing = np.zeros(0, np.float32)
         statistics = [PreUpdateStatistics(nothing, nothing)] * len(rows)
-        found: list[tuple[list[int], torch.Tensor, torch.Tensor]] = []
+        found: list[tuple[list[int], tuple[torch.Tensor, ...]]] = []
         partials: list[PartialLoss] = []
         strange: set[str] = set()
         for number, indices in enumerate(plan):
             last = number == len(plan) - 1
             self.engine.set_gradient_accumulation_boundary(last)
             part = [rows[i] for i in indices]
-            partial, logprobs_T, entropy_T = self._backward(part, num_rows, flops)
+            partial, packed = self._backward(part, num_rows, flops)
             partials.append(partial)
             if not math.isfinite(partial.sums.get("loss/total", 0.0)):
                 strange.update(row.sample.prompt.id for row in part)
-            found.append((indices, logprobs_T, entropy_T))
+            found.append((indices, packed))
             if not last:
                 self.engine.step()
         if not plan:
             return UpdateResult({"lr": rate}, [], [], flops=sum(flops))
         grad_norm = self._finish_step()
-        for indices, *packed in found:  # only now: to copy them earlier would wait for each backward pass
-            for i, values in zip(indices, _statistics([rows[i] for i in indices], packed), strict=True):
+        for indices, packed in found:  # only now: to copy them earlier would wait for each backward pass
+            for i, values in zip(indices, self._statistics([rows[i] for i in indices], packed), strict=True):
                 statistics[i] = values
         partials, strange, costs = _of_all_ranks(partials, strange, flops)
         metrics = reduce_partials(partials) | {"lr": rate, "policy/grad_norm": grad_norm, **self.sent}
@@ -249,35 +271,57 @@ class TrainedNetwork(Network):
 
     def _backward(
         self, rows: Sequence[TrainingRow], num_rows: int, flops: list[int]
-    ) -> tuple[PartialLoss, torch.Tensor, torch.Tensor]:
+    ) -> tuple[PartialLoss, tuple[torch.Tensor, ...]]:
         """Add the gradient of one micro-batch.
 
         Args:
             num_rows: Rows of the step, of all ranks, if the load of experts is balanced; else 0.
             flops: Operations of each pass, to which those of this one are added.
+
+        Returns:
+            Its share of the loss, and the answer of the network without its gradient.
         """
         self._goes_backward = False
         samples = seen_samples(rows)
         inputs = self._batches.inputs(samples)
         flops.append(self._cost.flops(inputs) if rows else 0)
-        logprobs_T, entropy_T = self.engine(inputs)
-        length = sum(len(sample.mask) for sample in samples)
-        idle = 0.0 * logprobs_T[length:].sum()
+        found = self.engine(inputs)
+        packed = (found,) if isinstance(found, torch.Tensor) else found
+        count = self._num_values(samples)
+        idle = 0.0 * packed[0][count:].sum()
         partial = PartialLoss(torch.zeros(()), {}, 0)
         loss = idle  # the other ranks have more micro-batches
         if rows:
-            partial = partial_loss(self._algorithm, rows, logprobs_T[:length], entropy_T[:length])
+            partial = self._partial(rows, [values[:count] for values in packed])
             balance = self._config.router_aux_loss_coef / num_rows if num_rows else 0.0
             partial = with_routing(partial, self.policy.routers, inputs, [row.mask for row in rows], balance)
             # DeepSpeed averages gradients over ranks; the sequence weights already span all of them.
             loss = partial.loss * self.engine.world_size + idle
             if not math.isfinite(partial.sums["loss/total"]):
                 # A gradient of NaN, which all ranks see, so that none takes the step.
-                loss = math.nan * logprobs_T.sum()
+                loss = math.nan * packed[0].sum()
         self._goes_backward = True
         self.engine.backward(loss)
         partial = replace(partial, loss=partial.loss.detach())
-        return partial, logprobs_T.detach(), entropy_T.detach()
+        return partial, tuple(values.detach() for values in packed)
+
+    def _num_values(self, samples: Sequence[Sample]) -> int:
+        """The values that the network answers for these samples; those of an idle one follow."""
+        return sum(len(sample.mask) for sample in samples)
+
+    def _partial(self, rows: Sequence[TrainingRow], found: Sequence[torch.Tensor]) -> PartialLoss:
+        """The rows' share of the step's loss, from what the network answers."""
+        return partial_loss(self._algorithm, rows, *found)
+
+    def _statistics(self, rows: Sequence[TrainingRow], packed: Sequence[torch.Tensor]) -> list[PreUpdateStatistics]:
+        """Each row's, from what the network has answered."""
+        pairs = zip(*(values_of(values_T, seen_samples(rows)) for values_T in packed), strict=True)
+        (*found,) = (PreUpdateStatistics(*pair) for pair in pairs)
+        of_views = iter(found[len(rows) :])
+        return [
+            replace(own, views={name: next(of_views) for name in row.own_views}) if row.own_views else own
+            for row, own in zip(rows, found, strict=False)
+        ]
 
     def _finish_step(self) -> float:
         """Let DeepSpeed take its optimizer step; returns the norm of all ranks' gradient before clipping.
@@ -298,13 +342,14 @@ class TrainedNetwork(Network):
         return float(self.engine.get_global_grad_norm() or norm)
 
     def _step_without_effect(self, factor: float) -> None:
-        """A step of learning rate 0 on an idle sample's log-probs times ``factor``, 0 or NaN."""
+        """A step of learning rate 0 on an idle sample's values times ``factor``, 0 or NaN."""
         for group in self.engine.optimizer.param_groups:
             group["lr"] = 0.0
         self.engine.train()
         self.engine.set_gradient_accumulation_boundary(True)
-        logprobs_T, _ = self.engine(self._batches.inputs([]))
-        self.engine.backward(factor * logprobs_T.sum())
+        found = self.engine(self._batches.inputs([]))
+        values = found if isinstance(found, torch.Tensor) else found[0]
+        self.engine.backward(factor * values.sum())
         self.engine.step()
 
     def _forget_update(self) -> None:
@@ -333,17 +378,6 @@ class TrainedNetwork(Network):
         for group in self.engine.optimizer.param_groups:
             group["lr"] = rate
         return rate
-
-
-def _statistics(rows: Sequence[TrainingRow], packed: Sequence[torch.Tensor]) -> list[PreUpdateStatistics]:
-    """Each row's, from a micro-batch's log-probs and entropies."""
-    pairs = zip(*(values_of(values_T, seen_samples(rows)) for values_T in packed), strict=True)
-    (*found,) = (PreUpdateStatistics(*pair) for pair in pairs)
-    of_views = iter(found[len(rows) :])
-    return [
-        replace(own, views={name: next(of_views) for name in row.own_views}) if row.own_views else own
-        for row, own in zip(rows, found, strict=False)
-    ]
 
 
 def _of_all_ranks(

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from mmrl.config.sections import LoraConfig
-from mmrl.engine.network.family import Family
+from mmrl.engine.network.family import SCORE_WEIGHT, Family
 from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.network.merged_linear import NAME, Kept, MergedLinear, merged
 from mmrl.engine.network.quantization import whole
@@ -30,11 +30,13 @@ from mmrl.errors import ConfigError
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 """peft's prefix of the names of a model's own modules."""
+_SCORE = f"{_PREFIX}{SCORE_WEIGHT}"
 _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",), "bias": ("none",), "init_lora_weights": (True, False, "gaussian"),
     **dict.fromkeys(("use_dora", "use_rslora", "fan_in_fan_out", "lora_bias", "use_qalora"), (False, None)),
     **dict.fromkeys(("rank_pattern", "alpha_pattern"), ({}, None)),
-    **dict.fromkeys(("modules_to_save", "trainable_token_indices", "target_parameters", "layer_replication"), (None,)),
+    **dict.fromkeys(("trainable_token_indices", "target_parameters", "layer_replication"), (None,)),
+    "modules_to_save": (None, ["score"]),
 }  # fmt: skip
 """Settings of peft, and the values that mean an adapter as this module computes it."""
 
@@ -70,9 +72,9 @@ class Adapter:
 
 def linear_layers(model: Any) -> dict[str, torch.nn.Linear]:
     """A transformers model's linear layers by name, its head excepted."""
-    head = model.get_output_embeddings()
+    heads = (model.get_output_embeddings(), getattr(model, "score", None))
     modules = model.named_modules()
-    return {name: module for name, module in modules if isinstance(module, torch.nn.Linear) and module is not head}
+    return {name: each for name, each in modules if isinstance(each, torch.nn.Linear) and each not in heads}
 
 
 def chosen_layers(names: Sequence[str], family: Family, targets: Sequence[str]) -> list[str]:
@@ -101,7 +103,10 @@ def chosen_layers(names: Sequence[str], family: Family, targets: Sequence[str]) 
 
 
 def attach(model: Any, names: Sequence[str], lora: LoraConfig, seed: int) -> list[Adapter]:
-    """Put adapters beside the layers; only they are trained from now on. The same seed gives the same adapters."""
+    """Put adapters beside the layers; only they are trained from now on, and a reward model's head.
+
+    The same seed gives the same adapters.
+    """
     import peft
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -111,8 +116,8 @@ def attach(model: Any, names: Sequence[str], lora: LoraConfig, seed: int) -> lis
         peft.inject_adapter_in_model(config, model)
     found = [Adapter(name, layer) for name, layer in model.named_modules() if isinstance(layer, BaseTunerLayer)]
     assert [adapter.name for adapter in found] == list(names), "peft adapted other layers"
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name == SCORE_WEIGHT)
     for adapter in found:
         for factor in adapter.factors.values():
             factor.data = factor.data.to(model.dtype)  # peft takes the weight's, which packed ones do not have
@@ -141,19 +146,23 @@ def switched_off(adapters: Sequence[Adapter]) -> Iterator[None]:
             adapter.layer.enable_adapters(True)
 
 
-def file_names(adapters: Sequence[Adapter]) -> dict[str, torch.nn.Parameter]:
-    """Every trained matrix under its name in ``adapter_model.safetensors``."""
-    return {f"{_PREFIX}{each.name}.{end}": factor for each in adapters for end, factor in each.factors.items()}
+def file_names(adapters: Sequence[Adapter], score: torch.nn.Parameter | None = None) -> dict[str, torch.nn.Parameter]:
+    """Every trained matrix under its name in ``adapter_model.safetensors``; a reward model's ``score`` is one."""
+    found = {f"{_PREFIX}{each.name}.{end}": factor for each in adapters for end, factor in each.factors.items()}
+    return found if score is None else found | {_SCORE: score}
 
 
-def write_config(folder: ModelFolder, adapters: Sequence[Adapter], lora: LoraConfig, target: Path) -> None:
+def write_config(
+    folder: ModelFolder, adapters: Sequence[Adapter], lora: LoraConfig, target: Path, *, scores: bool
+) -> None:
     """Write ``adapter_config.json``, by which peft and transformers' ``from_pretrained`` find the model itself."""
     import peft
 
     base = folder.name if folder.commit else str(Path(folder.path).resolve())
-    task = None if folder.family.vision else "CAUSAL_LM"
+    task = "SEQ_CLS" if scores else None if folder.family.vision else "CAUSAL_LM"
     peft.LoraConfig(
         task_type=task,
+        modules_to_save=["score"] if scores else None,
         base_model_name_or_path=base,
         revision=folder.commit,
         r=lora.rank,
@@ -163,13 +172,13 @@ def write_config(folder: ModelFolder, adapters: Sequence[Adapter], lora: LoraCon
     ).save_pretrained(str(target))
 
 
-def read(adapters: Sequence[Adapter], folder: Path) -> list[torch.Tensor]:
+def read(adapters: Sequence[Adapter], folder: Path, score: torch.nn.Parameter | None = None) -> list[torch.Tensor]:
     """The matrices of a folder, in the order of ``file_names``.
 
     Raises:
         ConfigError: The folder holds other matrices, or other shapes.
     """
-    own, saved = file_names(adapters), _read(folder)
+    own, saved = file_names(adapters, score), _read(folder)
     different = sorted(
         name
         for name in own.keys() | saved.keys()
@@ -185,9 +194,10 @@ def read(adapters: Sequence[Adapter], folder: Path) -> list[torch.Tensor]:
 
 
 @torch.no_grad()
-def load(adapters: Sequence[Adapter], folder: Path) -> None:
+def load(adapters: Sequence[Adapter], folder: Path, score: torch.nn.Parameter | None = None) -> None:
     """Take over the matrices of a folder; errors as of ``read``."""
-    for parameter, values in zip(file_names(adapters).values(), read(adapters, folder), strict=True):
+    saved = read(adapters, folder, score)
+    for parameter, values in zip(file_names(adapters, score).values(), saved, strict=True):
         parameter.copy_(values)
 
 
@@ -239,6 +249,8 @@ def merge(model: Any, folder: Path) -> None:
         a, b = (saved[f"{_PREFIX}{name}.lora_{letter}.weight"] for letter in "AB")
         weight = weights[f"{name}.weight"]
         weight.copy_(merged(weight, a, b, lora.alpha / lora.rank, weight.dtype))
+    if _SCORE in saved:
+        weights[SCORE_WEIGHT].copy_(saved[_SCORE])
 
 
 def dtype(folder: Path) -> torch.dtype:
@@ -264,8 +276,8 @@ def _read(folder: Path) -> dict[str, torch.Tensor]:
 def _layers(saved: Mapping[str, torch.Tensor], folder: Path) -> list[str]:
     """Names of the layers that matrices are for."""
     ends = {f".lora_{letter}.weight" for letter in "AB"}
-    found = {name.removeprefix(_PREFIX).rpartition(".lora_")[0] for name in saved}
-    expected = {f"{_PREFIX}{name}{end}" for name in found for end in ends}
+    found = {name.removeprefix(_PREFIX).rpartition(".lora_")[0] for name in saved if name != _SCORE}
+    expected = {f"{_PREFIX}{name}{end}" for name in found for end in ends} | ({_SCORE} & saved.keys())
     if not saved or (strange := sorted(expected ^ saved.keys())):
         raise ConfigError(
             "the adapter is no LoRA of linear layers" + (f": {', '.join(strange[:3])}" if saved else ""),

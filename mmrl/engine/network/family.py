@@ -14,6 +14,8 @@ from mmrl.errors import ConfigError
 
 UNUSED = "unused"
 """The part of a parameter that no row reaches."""
+SCORE_WEIGHT = "score.weight"
+"""The weight of a reward model's head; it counts as the language model's, and is trained whatever is frozen."""
 EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
 """Ends of the names of a layer's expert weights, where all of its experts are in one."""
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
@@ -106,6 +108,8 @@ class Family:
         """The part that a parameter belongs to; ``unused`` for one that no row reaches."""
         if not self.uses(parameter):
             return UNUSED
+        if parameter.startswith(SCORE_WEIGHT.removesuffix("weight")):
+            return "language"
         matches = [(len(p), part) for part, prefixes in self.parts.items() for p in prefixes if parameter.startswith(p)]
         return max(matches)[1]
 

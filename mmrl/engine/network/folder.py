@@ -19,6 +19,7 @@ from mmrl.engine.network.optional_imports import without_unused
 from mmrl.engine.network.template import TemplateChoice, options_of
 from mmrl.engine.network.vocabulary import Vocabulary, ids_of, template_end
 from mmrl.errors import ConfigError, MMRLError, first_line
+from mmrl.score_head import as_reward_model
 
 CONFIGURATION = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
 """The files of a model on the hub that are read before its weights."""
@@ -263,8 +264,11 @@ class ModelFolder:
         settings = json.loads(file.read_text(encoding="utf-8")) | {"eos_token_id": list(self.vocabulary.eos)}
         file.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
-    def save_config(self, folder: Path, dtype: str) -> None:
+    def save_config(self, folder: Path, dtype: str, scored_by: str = "") -> None:
         """Write the source's config.json with the element type of saved weights, and nothing else changed.
+
+        Args:
+            scored_by: The class of a reward model, which the config then says it is.
 
         Raises:
             OSError: It cannot be written, or the source was removed meanwhile.
@@ -272,6 +276,7 @@ class ModelFolder:
         config = _typed(json.loads(Path(self.path, "config.json").read_text(encoding="utf-8")), dtype)
         if not {"dtype", "torch_dtype"} & config.keys():
             config["dtype"] = dtype
+        config = as_reward_model(config, scored_by) if scored_by else config
         text = json.dumps(config, indent=2, ensure_ascii=False)
         (folder / "config.json").write_text(f"{text}\n", encoding="utf-8")
 

@@ -45,6 +45,7 @@ class PackedInputs:
         images: The row's different images, or the vision tower's features of each of the I; None without any.
         routing: Wishes to the routers of a mixture of experts.
         written_W: int64 places of the policy's tokens among the T; None if it wrote all of them.
+        last_N: int64 positions in the row of each sample's last token; None where rows do not keep it.
     """
 
     model_inputs: dict[str, Any]
@@ -53,6 +54,7 @@ class PackedInputs:
     images: UniqueImages | Sequence[Features] | None
     routing: Routing = OWN
     written_W: torch.Tensor | None = None
+    last_N: torch.Tensor | None = None
 
     @property
     def num_written(self) -> int:

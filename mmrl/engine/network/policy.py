@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from mmrl.config.sections import LoraConfig
 from mmrl.engine import device
 from mmrl.engine.network import adapters, attention, experts, quantization
 from mmrl.engine.network.buffers import read_buffers
-from mmrl.engine.network.family import UNUSED
+from mmrl.engine.network.family import SCORE_WEIGHT, UNUSED
 from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.network.image_form import Features
 from mmrl.engine.network.image_needs import check_takes_image_features
@@ -63,13 +63,27 @@ class Policy(torch.nn.Module):
         self.model, self.adapted, self.routers = model, tuple(adapted), tuple(routers)
         self.family, self._folder = folder.family, folder
         self.temperature, self._entropy_gradient = temperature, entropy_gradient
-        cap = getattr(folder.config.get_text_config(), "final_logit_softcapping", None)
-        logits = 3 if cap else 1  # as many numbers of each logit are in memory at a time
-        chunk_tokens = max(chunk_bytes // (4 * logits * folder.vocabulary.size), 1)
-        self.head = Head(model.get_output_embeddings(), chunk_tokens, cap)
+        self.head = self._made_head(chunk_bytes)
         banned_V = torch.zeros(folder.vocabulary.size, dtype=torch.bool)
         banned_V[list(folder.vocabulary.banned)] = True
         self.register_buffer("banned_V", banned_V, persistent=False)
+
+    def _made_head(self, chunk_bytes: int) -> torch.nn.Module:
+        """The module that makes of hidden states what ``forward`` answers."""
+        cap = getattr(self._folder.config.get_text_config(), "final_logit_softcapping", None)
+        logits = 3 if cap else 1  # as many numbers of each logit are in memory at a time
+        chunk_tokens = max(chunk_bytes // (4 * logits * self._folder.vocabulary.size), 1)
+        return Head(self.model.get_output_embeddings(), chunk_tokens, cap)
+
+    @property
+    def scored_by(self) -> str:
+        """The name of the model's class, if it is a reward model; else empty."""
+        return ""
+
+    @property
+    def score(self) -> torch.nn.Parameter | None:
+        """The weight of a reward model's head; None of a policy."""
+        return None if not self.scored_by else self.model.score.weight
 
     def forward(self, inputs: PackedInputs | UniqueImages) -> Any:
         """(T,) log-probs of the row's completion tokens, and with gradients (T,) entropies in nats, both 0 where the
@@ -79,14 +93,7 @@ class Policy(torch.nn.Module):
         """
         if isinstance(inputs, UniqueImages):
             return self._image_features(inputs)
-        images: dict[str, Any] = {}
-        if inputs.images is not None:
-            features = self._image_features(inputs.images) if isinstance(inputs.images, UniqueImages) else inputs.images
-            images["mm_encoder_outputs"] = {"image": self._folder.images.encoded(features)}
-        for router in self.routers:
-            router.routing = inputs.routing
-        outputs = self.model.base_model(**inputs.model_inputs, **images, attention_mask=None, use_cache=False)
-        hidden_SH, written_W = outputs.last_hidden_state[0], inputs.written_W
+        hidden_SH, written_W = self._hidden_states(inputs), inputs.written_W
         predicting, targets = inputs.predicting_T, inputs.targets_T
         if written_W is not None:
             predicting, targets = predicting[written_W], targets[written_W]
@@ -99,6 +106,18 @@ class Policy(torch.nn.Module):
             entropy_gradient=self._entropy_gradient,
         )
         return found if written_W is None else tuple(_spread(each, written_W, inputs.targets_T) for each in found)
+
+    def _hidden_states(self, inputs: PackedInputs) -> torch.Tensor:
+        """(S, H) last hidden states of a row."""
+        images: dict[str, Any] = {}
+        if inputs.images is not None:
+            features = self._image_features(inputs.images) if isinstance(inputs.images, UniqueImages) else inputs.images
+            images["mm_encoder_outputs"] = {"image": self._folder.images.encoded(features)}
+        for router in self.routers:
+            router.routing = inputs.routing
+        outputs = self.model.base_model(**inputs.model_inputs, **images, attention_mask=None, use_cache=False)
+        hidden_SH: torch.Tensor = outputs.last_hidden_state[0]
+        return hidden_SH
 
     def _image_features(self, images: UniqueImages) -> list[Features]:
         """The vision tower's features of the images, one entry per place."""
@@ -185,6 +204,25 @@ class Head(torch.nn.Module):
         return chunked_logprobs(logits, hidden_TH, *args, chunk_tokens=self.chunk_tokens, **options)
 
 
+class Loading:
+    """The class of model that a folder is read as, here one that generates text."""
+
+    made = Policy
+    """The class around the model."""
+
+    def read(self, folder: ModelFolder, options: dict[str, Any]) -> Any:
+        """The folder's model with its weights.
+
+        Raises:
+            ConfigError: The files cannot be read, or lack weights of the model.
+        """
+        return _read(folder, options)
+
+    def empty(self, folder: ModelFolder, options: dict[str, Any]) -> Any:
+        """As ``empty_model``."""
+        return empty_model(folder, options)
+
+
 def load_policy(
     folder: ModelFolder,
     kind: device.DeviceKind,
@@ -199,6 +237,7 @@ def load_policy(
     with_weights: bool = True,
     quantize: bool = False,
     rounded_as: torch.dtype | None = None,
+    loading: Loading | None = None,
 ) -> Policy:
     """Load a model in the host's memory, with packed attention in its language model.
 
@@ -209,6 +248,7 @@ def load_policy(
         with_weights: True to read the weights. Else they have no content, and take no memory until they are filled.
         quantize: True to keep the language model's linear layers in 4 bits.
         rounded_as: The element type as which a quantised model's weights are unpacked, to have them whole instead.
+        loading: Reads the folder as another class of model.
 
     Raises:
         ConfigError: The files cannot be read, or lack weights of the model, which transformers would draw at random.
@@ -229,7 +269,8 @@ def load_policy(
     # do not depend on the run's.
     reading = {**options, "dtype": "auto"} if quantize else options
     with torch.random.fork_rng(devices=[]):  # some layers draw numbers when they are made
-        model = _read(folder, reading) if with_weights else empty_model(folder, options)
+        loading = loading or Loading()
+        model = loading.read(folder, reading) if with_weights else loading.empty(folder, options)
     if folder.family.vision:
         check_takes_image_features(model.base_model, f"{folder.key}.path: {folder.name}")
         # Not above: for a name with "flash" in it, transformers would there look for a package.
@@ -242,7 +283,7 @@ def load_policy(
         quantization.quantize(model, quantized, options["dtype"], with_weights=with_weights)
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point():
-            parameter.requires_grad_(folder.family.part_of(name) not in (*freeze, UNUSED))
+            parameter.requires_grad_(folder.family.part_of(name) not in (*freeze, UNUSED) or name == SCORE_WEIGHT)
             parameter.data = parameter.data.to(options["dtype"])  # some files keep a few in float32
     if rounded_as is not None:
         quantization.round_weights(model, quantized, rounded_as)
@@ -251,10 +292,11 @@ def load_policy(
         layers = adapters.chosen_layers(list(adapters.linear_layers(model)), folder.family, lora.targets)
         adapted = adapters.attach(model, layers, lora, seed)
         if adapter is not None and with_weights:
-            adapters.load(adapted, adapter)
+            score = dict(model.named_parameters()).get(SCORE_WEIGHT)
+            adapters.load(adapted, adapter, score)
     # The folder's sampling defaults are kept as a file; here they would only be validated when the model is saved.
     model.generation_config = GenerationConfig()
-    return Policy(
+    return loading.made(
         model,
         folder,
         temperature=temperature,
@@ -293,14 +335,20 @@ def _read(folder: ModelFolder, options: dict[str, Any]) -> Any:
     return model
 
 
-def empty_model(folder: ModelFolder, options: dict[str, Any]) -> Any:
-    """The folder's model with untouched memory for its weights; what is never trained is read."""
+def empty_model(folder: ModelFolder, options: dict[str, Any], class_of: Callable[[Any], Any] | None = None) -> Any:
+    """The folder's model with untouched memory for its weights; what is never trained is read.
+
+    Args:
+        class_of: The class of a config's model; by default the one that generates text.
+    """
     from transformers import AutoConfig
     from transformers.initialization import no_init_weights
 
     config = AutoConfig.from_pretrained(folder.path, trust_remote_code=folder.trust_remote_code)
     with no_init_weights():
-        model = _auto(folder).from_config(config, **options)
+        options = {key: value for key, value in options.items() if key != "trust_remote_code" or class_of is None}
+        make = _auto(folder).from_config if class_of is None else class_of(config)._from_config
+        model = make(config, **options)
     model.tie_weights()
     with torch.no_grad():
         read_buffers(model, Path(folder.path))

@@ -136,7 +136,7 @@ def save_model(policy: Policy, folder: ModelFolder, target: Path, failures: Fail
         if _rank() == 0 and not failures.first:
             folder.save_files(target)
             with suppress(FileNotFoundError):  # the source was removed meanwhile, and transformers' config stays
-                folder.save_config(target, str(policy.model.dtype).removeprefix("torch."))
+                folder.save_config(target, str(policy.model.dtype).removeprefix("torch."), policy.scored_by)
 
 
 def save_weights(
@@ -182,18 +182,20 @@ def save_adapter(lora: LoraConfig, policy: Policy, folder: ModelFolder, target: 
     """Write a policy's adapters as a folder that peft loads; collective, as ``save_model``."""
     from safetensors.torch import save_file
 
+    names = adapters.file_names(policy.adapted, policy.score)
+
     def matrices() -> Iterator[tuple[str, torch.Tensor]]:
-        for name, parameter in adapters.file_names(policy.adapted).items():
+        for name, parameter in names.items():
             with gathered(parameter):
                 yield name, parameter.detach().clone()
 
     def write(number: int, tensors: dict[str, torch.Tensor]) -> None:
         save_file(tensors, target / adapters.WEIGHTS)
-        adapters.write_config(folder, policy.adapted, lora, target)
+        adapters.write_config(folder, policy.adapted, lora, target, scores=bool(policy.scored_by))
         quantization.write(policy.model, target)
         folder.save_files(target)
 
-    write_checked(matrices(), [list(adapters.file_names(policy.adapted))], write, target, failures)
+    write_checked(matrices(), [list(names)], write, target, failures)
 
 
 def write_checked(

@@ -1,0 +1,180 @@
+"""A reward model: a policy's body with a score in place of its head, read after the last token of a conversation."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from mmrl.engine.network.family import SCORE_WEIGHT
+from mmrl.engine.network.folder import INDEX, ModelFolder
+from mmrl.engine.network.layout import rows_at
+from mmrl.engine.network.packed_inputs import PackedInputs, UniqueImages
+from mmrl.engine.network.policy import Loading, Policy, empty_model
+from mmrl.errors import ConfigError
+from mmrl.score_head import CLASS, sequence_classification_class
+
+
+class RewardModel(Policy):
+    """A transformers model with a score, in the policy's place; its weights, adapters and images are the policy's kind.
+
+    Args:
+        model: As ``with_score`` makes it, or as its folder is read.
+    """
+
+    def forward(self, inputs: PackedInputs | UniqueImages) -> Any:
+        """(N,) float32 scores after the last token of each sample; for images alone, their features."""
+        if isinstance(inputs, UniqueImages):
+            return self._image_features(inputs)
+        assert inputs.last_N is not None, "rows without their last tokens have no scores"
+        return self.head(rows_at(self._hidden_states(inputs), inputs.last_N))
+
+    @property
+    def scored_by(self) -> str:
+        return type(self.model).__name__
+
+    def _made_head(self, chunk_bytes: int) -> torch.nn.Module:
+        return ScoreHead(self.model.score)
+
+
+class ScoreHead(torch.nn.Module):
+    """A score's weight, as a module of its own for the reason of ``policy.Head``: every rank calls it once a row.
+
+    The weight has the model's element type. The product is in float32.
+    """
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        self.weight = linear.weight
+
+    def forward(self, hidden_NH: torch.Tensor) -> torch.Tensor:
+        """(N,) float32 scores."""
+        return F.linear(hidden_NH.float(), self.weight.float())[:, 0]
+
+
+class RewardLoading(Loading):
+    """Reads reward models with their own score, and others with a new one.
+
+    Args:
+        seed: Draws a new score.
+        begins: False to refuse folders without a score.
+    """
+
+    made = RewardModel
+
+    def __init__(self, seed: int = 0, *, begins: bool = True) -> None:
+        self._seed, self._begins = seed, begins
+
+    def read(self, folder: ModelFolder, options: dict[str, Any]) -> Any:
+        if self._has_score(folder):
+            return read_reward_model(folder, options)
+        return with_score(super().read(folder, options), self._seed)
+
+    def empty(self, folder: ModelFolder, options: dict[str, Any]) -> Any:
+        if not self._has_score(folder):
+            return with_score(super().empty(folder, options), self._seed)
+        return empty_model(folder, options, sequence_classification_class)
+
+    def _has_score(self, folder: ModelFolder) -> bool:
+        found = is_reward_model(Path(folder.path))
+        if not found and not self._begins:
+            raise _no_reward_model(folder)
+        return found
+
+
+def is_reward_model(folder: Path) -> bool:
+    """True if a folder holds a model with a score, by its config.json or by that of its adapter."""
+    for name, key in (("config.json", "architectures"), ("adapter_config.json", "modules_to_save")):
+        if (folder / name).is_file():
+            named = json.loads((folder / name).read_text(encoding="utf-8")).get(key) or []
+            return any(str(each).endswith(CLASS) or each == "score" for each in named)
+    return False
+
+
+def with_score(model: Any, seed: int) -> Any:
+    """The model with a score in place of its head, drawn from a normal distribution of deviation ``1 / sqrt(H)``.
+
+    A body ends in a norm, so scores begin at a size of one. From a score of zero the body would have no gradient in the
+    first step, and in later ones as small a one as the score's weight is: some hundred steps of a usual rate.
+
+    Args:
+        model: One that generates text; its body becomes the result's.
+    """
+    model.config.num_labels = 1
+    kind = sequence_classification_class(model.config)
+    with torch.device("meta"):  # its own body takes no memory
+        found = kind(model.config)
+    setattr(found, found.base_model_prefix, model.base_model)
+    width = found.score.weight.shape[1]
+    found.score = torch.nn.Linear(width, 1, bias=False, dtype=model.dtype)
+    drawn = torch.randn(1, width, generator=torch.Generator().manual_seed(seed))
+    found.score.weight.data.copy_(drawn / math.sqrt(width))
+    return found.eval()
+
+
+def read_reward_model(folder: ModelFolder, options: Mapping[str, Any]) -> Any:
+    """A reward model with its own score.
+
+    Raises:
+        ConfigError: It has several labels, or its files lack weights or have others.
+    """
+    path, where = Path(folder.path), f"{folder.key}.path: {folder.name}"
+    config = _config(folder)
+    if config.num_labels != 1:
+        raise ConfigError(
+            f"the model tells {config.num_labels} labels apart",
+            where=where,
+            possible="a reward model, which has one label: its score",
+            remedy="name a reward model, or a model that generates text to begin one from",
+        )
+    width, shape = config.get_text_config().hidden_size, _score_shape(path)
+    if shape != [1, width]:
+        has = "lack its head" if shape is None else f"have a head of shape {shape}"
+        raise ConfigError(
+            f"the reward model's files {has}: {SCORE_WEIGHT} is (1, {width})",
+            where=where,
+            remedy="fetch the files again, or name the model that generates text to begin a new head",
+        )
+    kind = sequence_classification_class(config)
+    model, found = kind.from_pretrained(folder.path, use_safetensors=True, output_loading_info=True, **options)
+    if absent := sorted(found["missing_keys"]):
+        raise ConfigError(
+            f"the reward model's files lack {len(absent)} of its weights: {', '.join(absent[:5])}",
+            where=where,
+            remedy="name a complete folder of a reward model",
+        )
+    return model
+
+
+def _no_reward_model(folder: ModelFolder) -> ConfigError:
+    return ConfigError(
+        f"the folder holds a model that generates text: as a reward model it lacks 1 of its weights, {SCORE_WEIGHT}",
+        where=f"{folder.key}.path: {folder.name}",
+        possible=f"a folder whose config.json names a class ...{CLASS}",
+        remedy="name a reward model, such as `mmrl export` writes of a run that has trained one",
+    )
+
+
+def _config(folder: ModelFolder) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(folder.path, trust_remote_code=folder.trust_remote_code)
+
+
+def _score_shape(path: Path) -> list[int] | None:
+    """The shape of the score's weight in a folder's files; None if there is none."""
+    from safetensors import safe_open
+
+    names = [file.name for file in path.glob("*.safetensors")]
+    if (path / INDEX).is_file():
+        names = [json.loads((path / INDEX).read_text())["weight_map"].get(SCORE_WEIGHT, "")]
+    for name in filter(None, names):
+        with safe_open(path / name, framework="numpy") as weights:
+            if SCORE_WEIGHT in weights.keys():  # noqa: SIM118
+                return list(weights.get_slice(SCORE_WEIGHT).get_shape())
+    return None
