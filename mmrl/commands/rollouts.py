@@ -20,6 +20,8 @@ from mmrl.token_columns import COLUMNS
 from mmrl.types import GIVEN, SCORE
 
 _WIDTH = 110
+_FARTHEST = 3
+"""Tokens of a rollout whose log-ratios to the reference are shown."""
 _OPTIONAL = ("segments", "episode", "components", "failure", "candidates")
 """Fields that only some rollouts have; null in the others."""
 _CONDITION = re.compile(r"\s*([^<>=!]+?)\s*(<=|>=|!=|==|=|<|>)\s*(.*?)\s*", re.DOTALL)
@@ -115,6 +117,18 @@ def _likelihood(record: Mapping[str, Any], group: Sequence[Mapping[str, Any]]) -
     yield f"    {', '.join(parts)}"
 
 
+def _to_the_reference(record: Mapping[str, Any]) -> Iterator[str]:
+    """A rollout's log-ratio to the reference, and the tokens where it is farthest from 0."""
+    from mmrl.rollout.records.pairs import log_ratios
+
+    found = log_ratios(record)
+    if found is None:
+        return
+    places = sorted(found, key=lambda place: -abs(found[place]))[:_FARTHEST]
+    tokens = ", ".join(f"token {place + 1} {_number(found[place])}" for place in places)
+    yield f"    log-ratio to the reference {_number(sum(found.values()))}, farthest: {tokens}"
+
+
 def _lines(record: Mapping[str, Any], step: int | None, group: Sequence[Mapping[str, Any]] = ()) -> Iterator[str]:
     """A rollout for a person.
 
@@ -136,6 +150,7 @@ def _lines(record: Mapping[str, Any], step: int | None, group: Sequence[Mapping[
     if record["weight_version"] != GIVEN:  # nothing scores what nobody sampled
         parts = ", ".join(f"{name} {_number(value)}" for name, value in record["rewards"].items())
         yield f"    reward {_number(record['reward'])}" + (f" ({parts})" if parts else "")
+        yield from _to_the_reference(record)
     elif score is not None:
         yield from _likelihood(record, group)
     if not turns:

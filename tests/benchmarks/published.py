@@ -83,6 +83,18 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
         "num_hidden_layers": 24,
         "transformers_version": "4.43.1",
     },
+    "Qwen2.5-3B-Instruct": {
+        **_QWEN2,
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "hidden_size": 2048,
+        "intermediate_size": 11008,
+        "max_position_embeddings": 32768,
+        "max_window_layers": 70,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 36,
+        "transformers_version": "4.43.1",
+    },
     "Qwen2-VL-2B-Instruct": {
         **_QWEN2,
         **_VISION_IDS,

@@ -46,6 +46,8 @@ class Rehearsal:
         memory_gib: Free memory that it needs.
         disk_gib: Free disk that it needs.
         settings: Further ones, by section.
+        teacher: One of ``published.CONFIGS`` that is the reference; empty for none.
+        layers: Of the language models; 0 for as many as are published.
     """
 
     what: str
@@ -59,6 +61,8 @@ class Rehearsal:
     memory_gib: float
     disk_gib: float
     settings: Mapping[str, Mapping[str, Any]]
+    teacher: str = ""
+    layers: int = 0
 
 
 LORA = {"lora": {"rank": 16, "alpha": 32, "targets": ["language"]}}
@@ -107,6 +111,17 @@ TABLE: Mapping[str, Rehearsal] = {
         prompts=4, group=4, most=500, mean=170, prompt_tokens=512, memory_gib=22, disk_gib=20,
         settings={**HALF_B, "sampler": {"tensor_parallel_size": 2}},
     ),
+    "qwen2_5_0_5b_teacher": Rehearsal(
+        "Qwen2.5-0.5B with a teacher of Qwen2.5-3B's widths, two layers of each, float32, one rank",
+        "Qwen2.5-0.5B-Instruct", "float32",
+        prompts=4, group=4, most=100, mean=60, prompt_tokens=512, memory_gib=9, disk_gib=8,
+        settings={
+            "algorithm": {"name": "opd"},
+            "sampler": {"engine": {"kv_cache_memory_bytes": 2**26}},
+            "learner": {"lr": 1e-6, "zero_stage": 1, "tokens_per_microbatch": 1024},
+        },
+        teacher="Qwen2.5-3B-Instruct", layers=2,
+    ),
     "qwen2_vl_2b": Rehearsal(
         "Qwen2-VL-2B, LoRA, bfloat16, two ranks, ZeRO 3, TP 2", "Qwen2-VL-2B-Instruct", "bfloat16",
         prompts=3, group=4, most=64, mean=40, prompt_tokens=1536, memory_gib=18, disk_gib=12,
@@ -119,6 +134,12 @@ TABLE: Mapping[str, Rehearsal] = {
         },
     ),
 }  # fmt: skip
+
+
+def _shape(name: str, layers: int, *, quick: bool) -> dict[str, Any]:
+    """The config.json of a published model; with fewer layers, or narrow ones."""
+    shape = small(CONFIGS[name]) if quick else dict(CONFIGS[name])
+    return shape | {"num_hidden_layers": layers} if layers else shape
 
 
 def config(rehearsal: Rehearsal, model: Path, data: Path, run_dir: Path, steps: int) -> dict[str, Any]:
@@ -208,15 +229,22 @@ class _Stage:
 
 def rehearse(rehearsal: Rehearsal, folder: Path, args: Any, found: dict[str, Any]) -> None:
     """Plan, train, resume and export, each in a process of its own; fills ``found`` as far as it comes."""
-    shape = small(CONFIGS[rehearsal.model]) if args.quick else CONFIGS[rehearsal.model]
-    model, data = folder / "model", folder / "data"
+    shape, *taught = (
+        _shape(name, rehearsal.layers, quick=args.quick) for name in (rehearsal.model, rehearsal.teacher) if name
+    )
+    model, data, teacher = folder / "model", folder / "data", folder / "teacher"
     rows = rehearsal.prompts * (args.steps + 1)
     print("  writing the model and the data", file=sys.stderr)
     with ProcessPoolExecutor(1, get_context("spawn")) as other:  # torch takes memory that the rehearsal needs
         other.submit(write_model, model, shape, dtype=rehearsal.dtype, mean_length=rehearsal.mean).result()
+        for each in taught:
+            sizes = {"dtype": rehearsal.dtype, "mean_length": rehearsal.mean, "seed": 1}
+            other.submit(write_model, teacher, each, **sizes).result()
         data = other.submit(write_data, data, rows, images="vision_config" in shape).result()
     run_dir, path = folder / "run", folder / "config.yaml"
-    path.write_text(json.dumps(config(rehearsal, model, data, run_dir, args.steps), indent=1))
+    values = config(rehearsal, model, data, run_dir, args.steps)
+    values |= {"reference": {"path": str(teacher)}} if taught else {}
+    path.write_text(json.dumps(values, indent=1))
     stage = _Stage(folder, path, run_dir)
     found |= {"what": rehearsal.what, "steps": args.steps, "memory_gib": rehearsal.memory_gib}
     try:

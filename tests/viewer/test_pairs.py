@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from mmrl.commands.cli import main
+from mmrl.rollout import records
+from mmrl.rollout.records import read_lines, recorded_files
 from mmrl.viewer.pages import Pages
 from tests.viewer.made_pairs import GROUPS, HELD_OUT, make_pairs
 from tests.viewer.made_run import make_run
@@ -100,6 +102,18 @@ def test_best_and_worst_are_compared_where_they_alone_were_in_the_loss(runs: Pag
     assert "log_ratio" not in others.document("run/0/step/2")["rows"] and "compared" not in others.document(
         "run/0/evaluations"
     )
+
+
+def test_mmrl_rollouts_tells_how_far_a_completion_is_from_the_reference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "run")
+    numbers = {"learner_logprobs": [-1.0, -2.0, 0.0, -0.5], "reference_logprobs": [-1.25, -0.5, -9.0, -0.375]}
+    record = {**next(read_lines(recorded_files(run)[0])), **numbers, "mask": [True, True, False, True]}
+    monkeypatch.setattr(records, "read_lines", lambda file: [record])
+    assert main(["rollouts", str(run), "--step", "2"]) == 0
+    line = capsys.readouterr().out.splitlines()[2]
+    assert line == "    log-ratio to the reference -1.375, farthest: token 2 -1.5, token 1 0.25, token 4 -0.125"
 
 
 def test_mmrl_rollouts_tells_the_log_ratio_of_a_candidate_and_the_margin_of_a_pair(

@@ -104,6 +104,16 @@ def score_of(record: Mapping[str, Any]) -> float | None:
     return record["reward"] if record["valid"] and not record["greedy"] else None
 
 
+def log_ratios(record: Mapping[str, Any]) -> dict[int, float] | None:
+    """By place, the policy's log-prob of each token that it wrote, less the reference's; None if not all are known."""
+    mask = np.asarray(record["mask"], np.bool_)
+    policy, reference = (record.get(RECORDED[role]) for role in (POLICY, REFERENCE))
+    if own_sum(policy, mask) is None or own_sum(reference, mask) is None:
+        return None
+    gaps = np.asarray(policy, np.float64) - np.asarray(reference, np.float64)
+    return {int(place): float(gaps[place]) for place in np.flatnonzero(mask)}
+
+
 def own_sum(values: Any, mask: npt.NDArray[np.bool_]) -> float | None:
     """The sum of numbers over the tokens that the policy wrote; None if there is not one for each token."""
     if values is None or len(values) != len(mask) or not mask.any():
