@@ -22,7 +22,7 @@ from mmrl.types import GIVEN, SCORE
 _WIDTH = 110
 _FARTHEST = 3
 """Tokens of a rollout whose log-ratios to the reference are shown."""
-_OPTIONAL = ("segments", "episode", "components", "failure", "candidates")
+_OPTIONAL = ("segments", "episode", "components", "failure", "candidates", "final_value")
 """Fields that only some rollouts have; null in the others."""
 _CONDITION = re.compile(r"\s*([^<>=!]+?)\s*(<=|>=|!=|==|=|<|>)\s*(.*?)\s*", re.DOTALL)
 _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -102,17 +102,17 @@ def _learned(record: Mapping[str, Any]) -> list[str]:
 
 
 def _likelihood(record: Mapping[str, Any], group: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A candidate's log-probs, and the margin of the best one of its group over the worst one."""
+    """A candidate's log-probs or score, and the margin of the best one of its group over the worst one."""
     from mmrl.rollout.records.pairs import Likelihood, pair_of, score_of
 
     found = Likelihood.of(record)
-    if found.policy is None:
+    if found.policy is None and found.value is None:
         return
-    parts = [f"log-prob {_number(found.policy)}"]
+    parts = [f"log-prob {_number(found.policy)}"] if found.value is None else [f"model's score {_number(found.value)}"]
     parts += [] if found.log_ratio is None else [f"log-ratio to the reference {_number(found.log_ratio)}"]
     pair = pair_of([score_of(each) for each in group], list(map(Likelihood.of, group)))
     if pair is not None and pair.margin is not None and group[pair.chosen]["index"] == record["index"]:
-        words = "" if found.log_ratio is not None else " per token"
+        words = " per token" if pair.measure == "per_token" else ""
         parts += [f"margin{words} {_number(pair.margin)} over candidate {group[pair.rejected]['index']}"]
     yield f"    {', '.join(parts)}"
 

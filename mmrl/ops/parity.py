@@ -99,9 +99,9 @@ class Limits:
             max_stop=max(self.max_stop, self.stop_factor * noise.abs_max),
         )
 
-    def told(self) -> str:
+    def told(self, unit: str = "nats") -> str:
         """The limits to stop at, in words."""
-        bounds = f"a mean of {self.mean_stop:.1e} nats, a 99th percentile of {self.p99_stop:.1e}"
+        bounds = f"a mean of {self.mean_stop:.1e} {unit}, a 99th percentile of {self.p99_stop:.1e}"
         return bounds if math.isinf(self.max_stop) else f"{bounds}, {self.max_stop:.1e} at most"
 
 

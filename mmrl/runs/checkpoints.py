@@ -32,7 +32,7 @@ from mmrl.errors import ConfigError, DataError, ResourceError
 from mmrl.runs.disk import files_below, force, of_each, sha256, sync
 from mmrl.runs.manifest import POLICY_ALONE, LaterVersionError, Manifest
 from mmrl.system import failpoints
-from mmrl.token_columns import POLICY
+from mmrl.token_columns import POLICY, REWARD
 
 _MANIFEST = "manifest.json"
 _BEST = "best"
@@ -55,13 +55,18 @@ class Checkpoint:
     step: int
 
     @property
+    def role(self) -> str:
+        """The role of the network that the run trains: ``policy``, or ``reward`` of a reward model, which is alone."""
+        return next((role for role in (POLICY, REWARD) if (self.path / NetworkFiles.of(role).model).exists()), POLICY)
+
+    @property
     def model(self) -> Path:
-        """The policy's Hugging Face folder, or its adapter's."""
-        return self.path / NetworkFiles.of(POLICY).model
+        """The trained network's Hugging Face folder, or its adapter's."""
+        return self.path / NetworkFiles.of(self.role).model
 
     @property
     def state(self) -> Path:
-        """The folder of the policy's state and of the run's."""
+        """The folder of the run's state; a policy's own is there too."""
         return self.path / NetworkFiles.of(POLICY).state
 
     def read_state(self, name: str) -> Any:

@@ -86,6 +86,20 @@ def check_judged(config: Config, source: type[Source]) -> None:
         )
 
 
+def check_reward_model(config: Config) -> None:
+    """See that nothing in the config of a run that trains a reward model asks for completions."""
+    unused = {"rewards": ", ".join(spec.metric for spec in config.rewards)} if config.rewards else {}
+    unused |= {"environment": config.environment.name} if config.environment is not None else {}
+    if config.sampler.temperature != 1.0:
+        unused["sampler.temperature"] = str(config.sampler.temperature)
+    if unused:
+        raise ConfigError(
+            f"algorithm {config.algorithm.name!r} trains a reward model, which scores answers and writes none",
+            where=", ".join(f"{key}: {value}" for key, value in unused.items()),
+            remedy=f"remove {', '.join(unused)}",
+        )
+
+
 def check_views(config: Config, algorithm: Algorithm, views: Sequence[View]) -> None:
     """See that the run can have the algorithm's views; each is tried on made-up images.
 

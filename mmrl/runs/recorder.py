@@ -142,6 +142,7 @@ class RunRecorder:
 
         def fill(folder: Path) -> Mapping[str, NetworkFiles]:
             roles = learner.save(folder)
+            (folder / "state").mkdir(exist_ok=True)
             write_json(folder / "state" / RUN_STATE, Redactor().plain(record))
             self._directory.sync()
             return roles

@@ -26,6 +26,7 @@ from mmrl.runs.resumption import DATA, MODEL, model_fingerprint, template_finger
 from mmrl.step.gather import SOURCES
 from mmrl.step.source import Source, check_question
 from mmrl.system.report import rows
+from mmrl.token_columns import REWARD
 
 if TYPE_CHECKING:
     from mmrl.engine.device import DeviceKind
@@ -78,6 +79,8 @@ class RunSetup:
         needs = served_needs(algorithm)
         with plugin_errors(algorithm, "aggregation"):
             _ = algorithm.aggregation
+        if algorithm.network == REWARD:
+            checks.check_reward_model(self.config)
         if (source := SOURCES[algorithm.source]).samples:
             checks.check_rollouts(self.config, needs)
         else:
@@ -251,6 +254,18 @@ class RunSetup:
         """The datasets of a source, by their keys: of data.train with its mixture, or of an evaluation set."""
         own = ("data.train", "data.mix.") if name == "data.train" else ()
         return {key: each for key, each in self.loaded.items() if key == name or key.startswith(own)}
+
+    @property
+    def trains_reward_model(self) -> bool:
+        """True if a reward model is trained, and no policy."""
+        return self.algorithm.network == REWARD
+
+    @property
+    def targets(self) -> str:
+        """A clause on what is learned of rows that have completions, for a person."""
+        if self.trains_reward_model:
+            return "are scored after the last token of the whole conversation"
+        return self.encoder.targets
 
     @property
     def with_sampler(self) -> bool:

@@ -18,6 +18,7 @@ from mmrl.runs.checkpoints import Checkpoint
 from mmrl.runs.history import MET
 from mmrl.runs.setup import RunSetup
 from mmrl.system.report import Report, shortened
+from mmrl.token_columns import POLICY
 
 SHOWN_ROWS = 5
 """Dropped rows of a dataset that are shown."""
@@ -37,7 +38,7 @@ def opening(config: Config, setup: RunSetup, directory: Path, begins: str) -> li
         how = [setup.reading] if source is setup.training else []
         report.show(source.name.removeprefix("data."), [*lines, *how])
     if not setup.step_source.samples:
-        report.show("learned", [f"{setup.step_source.texts} {setup.encoder.targets}"])
+        report.show("learned", [f"{setup.step_source.texts} {setup.targets}"])
     evaluated = {name: len(source) for name, source in setup.evaluations.items()}
     shares, longest = setup.training.shares, setup.training.longest
     report.show("batches", Arithmetic(config, shares, longest, evaluated, setup.step_source).lines())
@@ -56,7 +57,7 @@ def closing(
     policy: Checkpoint,
     length: str = "trainer.steps",
 ) -> list[str]:
-    """The lines after the last step: the run's outcome, the policy's folder, and next steps.
+    """The lines after the last step: the run's outcome, the trained network's folder, and next steps.
 
     Args:
         metrics: Each step's metrics, as metrics.jsonl has them.
@@ -67,7 +68,7 @@ def closing(
     report.show("done", [f"{plural(policy.step, 'step')}; {directory}"])
     courses = ((name, _course(_values(name, metrics), name, config.trainer)) for name in _outcomes(config, metrics))
     report.show("outcome", [f"{name}: {course}" for name, course in courses])
-    report.show("policy", [str(policy.model)])
+    report.show("policy" if policy.role == POLICY else "model", [str(policy.model)])
     run = shlex.quote(str(directory))
     next_steps = [f"mmrl export {run} FOLDER", f"mmrl replay {run}"]
     if config.evaluations:
@@ -158,7 +159,8 @@ def _course(values: Mapping[int, float], name: str, trainer: TrainerConfig) -> s
 
 def _files(config: Config, setup: RunSetup) -> str:
     """The files to look at."""
-    beside = "" if setup.step_source.samples else " with their log-probs"
+    numbers = "the model's scores" if setup.trains_reward_model else "their log-probs"
+    beside = "" if setup.step_source.samples else f" with {numbers}"
     files = ["metrics.jsonl has the curves", f"rollouts/ the {setup.step_source.texts}{beside}"]
     files += ["evaluations/ the answers"] if config.evaluations and config.trainer.eval_every else []
     return f"{', '.join(files)}; warnings and errors, if there are any, are in events.jsonl"

@@ -19,6 +19,7 @@ from mmrl.ops import metrics
 from mmrl.ops.packing import Item, units_of
 from mmrl.ops.parity import LIMITS, WIDER, Gap, Limits
 from mmrl.step.token_gap import gap_of, sampled
+from mmrl.token_columns import POLICY, REWARD
 from mmrl.types import CreditedGroup, FloatArray, Rollout
 
 CHECKED_SAMPLES, CHECKED_MEMBERS = 12, 3
@@ -43,17 +44,23 @@ class LogprobCheck:
         self._precision, self._on_mismatch, self._event = precision, on_mismatch, event
         self._limits = LIMITS[precision]
 
-    def check_first(self, rollouts: Sequence[Rollout], engine: Engine) -> None:
+    def check_first(self, rollouts: Sequence[Rollout], engine: Engine, network: str = POLICY) -> bool:
         """On the first batch, before any update: packed against one by one, and sampler against learner.
 
         Args:
             rollouts: All of the step, kept or not. The sampler has said nothing of those that are given.
+            network: The one that is trained; of a reward model scores are compared.
+
+        Returns:
+            False if the batch tells nothing yet: scores of a new head are all 0.
 
         Raises:
             NumericsError: They are too far apart.
         """
         if not (chosen := _chosen(list(map(_as_sampled, rollouts)))):  # the environment failed at once
-            return
+            return True
+        if network == REWARD:
+            return self._judge_scores(chosen, engine)
         first = _computed(chosen, engine)
         self._judge_learner(first)
         if first.wide or self._precision != "float32":
@@ -63,6 +70,23 @@ class LogprobCheck:
             if self._judge(what, first.gap, self._limits, first.sides) != "stop":
                 # Later steps have other tokens; a gap that was sound at the start stays so.
                 self._limits = self._limits.widened(first.gap)
+        return True
+
+    def _judge_scores(self, chosen: Sequence[Rollout], engine: Engine) -> bool:
+        """Judge a reward model's scores, packed against one by one; False if all are 0."""
+        with engine.learning() as learner:
+            packed_B = learner.network(REWARD).final_values(chosen)
+        with engine.learning() as learner:
+            single_B = np.concatenate([learner.network(REWARD).final_values([sample]) for sample in chosen])
+        scale = float(np.abs(single_B).max(initial=0.0))
+        if not scale and not packed_B.any():
+            return False
+        scale = max(scale, 1.0)
+        limits = LIMITS[self._precision]
+        limits = replace(limits, mean_stop=max(limits.mean_stop, limits.noise_stop))
+        gap = Gap.between([single_B / scale], [packed_B / scale])
+        self._judge("packed and one-by-one scores disagree", gap, limits, unit="of the largest score")
+        return True
 
     def check_step(self, step: int, groups: Sequence[CreditedGroup]) -> dict[str, float]:
         """Metrics of sampler against learner on the sampled groups that were trained on; none without any.
@@ -114,17 +138,17 @@ class LogprobCheck:
                 )
         self._event("numerics", message=f"{self._precision}: {'; '.join(told)}", **fields)
 
-    def _judge(self, what: str, gap: Gap, limits: Limits, sides: str = "") -> str:
+    def _judge(self, what: str, gap: Gap, limits: Limits, sides: str = "", unit: str = "nats") -> str:
         verdict = gap.verdict(limits)
         if verdict == "ok":
             return verdict
-        found = f"{what}: mean {gap.abs_mean:.2e}, max {gap.abs_max:.2e} nats in {self._precision}{sides}"
+        found = f"{what}: mean {gap.abs_mean:.2e}, max {gap.abs_max:.2e} {unit} in {self._precision}{sides}"
         self._event("mismatch", message=found, verdict=verdict)
         if verdict == "stop" and self._on_mismatch == "stop":
             raise NumericsError(
                 found,
                 where="the same tokens and the same weights, computed twice",
-                possible=f"{limits.told()}, for a model of this rounding",
+                possible=f"{limits.told(unit)}, for a model of this rounding",
                 remedy="check sampler.engine and learner.deepspeed for lossy settings; "
                 "trainer.on_mismatch: warn trains all the same",
             )

@@ -12,10 +12,20 @@ import numpy as np
 
 from mmrl.engine_api import Learner, Network, NetworkFiles, UpdateResult, Way
 from mmrl.interfaces import Algorithm
-from mmrl.ops.objective import reduce_partials, seen_samples, token_loss, weighed_loss
+from mmrl.ops.objective import reduce_partials, score_loss, seen_samples, token_loss, weighed_loss
 from mmrl.step.learn import LearnSettings, finished, learn
-from mmrl.token_columns import MISMATCHED_COLUMNS, POLICY
-from mmrl.types import CreditedGroup, FloatArray, Sample, SampleKey, ScoredGroup, TrainingRow
+from mmrl.token_columns import MISMATCHED_COLUMNS, REWARD
+from mmrl.types import (
+    CreditedGroup,
+    FloatArray,
+    PackedTokens,
+    PreUpdateStatistics,
+    Sample,
+    SampleKey,
+    ScoredGroup,
+    TokenLoss,
+    TrainingRow,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +53,13 @@ Judge = Callable[[Sequence[ScoredGroup]], Judged]
 """Judges groups that nobody sampled; its metrics have no section."""
 
 
-class ForwardPass(Learner, Network):
-    """Implements ``Learner`` and its policy over another learner: an optimizer step that stops at its loss.
+_Found = tuple[list[PreUpdateStatistics], PackedTokens, TokenLoss]
 
-    Entropies are 0: networks do not tell them with log-probs.
+
+class ForwardPass(Learner, Network):
+    """Implements ``Learner`` and its trained network over another learner: an optimizer step that stops at its loss.
+
+    Entropies are 0: networks do not tell them with log-probs. A reward model has scores alone.
 
     Args:
         algorithm: Gives the loss.
@@ -57,39 +70,52 @@ class ForwardPass(Learner, Network):
     """
 
     def __init__(self, learner: Learner, algorithm: Algorithm) -> None:
-        self._policy, self._algorithm = learner.network(POLICY), algorithm
-        self.networks: Mapping[str, Network] = {**learner.networks, POLICY: self}
+        self._trained, self._algorithm = learner.network(algorithm.network), algorithm
+        self.networks: Mapping[str, Network] = {**learner.networks, algorithm.network: self}
         self.means: dict[str, float] = {}
         self.values: dict[str, dict[SampleKey, float]] = {}
 
     def score(self, samples: Sequence[Sample], *, way: Way = "packed") -> list[FloatArray]:
-        return self._policy.score(samples, way=way)
+        return self._trained.score(samples, way=way)
+
+    def final_values(self, samples: Sequence[Sample]) -> FloatArray:
+        return self._trained.final_values(samples)
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         """The metrics of the loss; no weight moves."""
-        import torch
-
         if not rows:
             return UpdateResult({}, [], [])
-        logprobs = self._policy.score(seen_samples(rows))
-        logprobs_T = torch.from_numpy(np.concatenate(logprobs))
-        tokens, loss = token_loss(self._algorithm, rows, logprobs_T, torch.zeros_like(logprobs_T))
+        statistics, tokens, loss = (self._of_scores if self._algorithm.network == REWARD else self._of_logprobs)(rows)
         partial = weighed_loss(rows, tokens, loss)
         metrics = reduce_partials([partial])
         keys = [row.sample.key for row in rows]
         for name, values_N in loss.sequence_metrics.items():
             self.values[name] = dict(zip(keys, values_N.double().tolist(), strict=True))
         self.means = {name: metrics[name] for name in partial.sequences if name in metrics}
-        own = logprobs[: len(rows)]
-        return UpdateResult(metrics, own, [np.zeros_like(values) for values in own])
+        return UpdateResult.of(metrics, statistics)
+
+    def _of_logprobs(self, rows: Sequence[TrainingRow]) -> _Found:
+        import torch
+
+        logprobs = self._trained.score(seen_samples(rows))
+        logprobs_T = torch.from_numpy(np.concatenate(logprobs))
+        own = [PreUpdateStatistics(values, np.zeros_like(values)) for values in logprobs[: len(rows)]]
+        return own, *token_loss(self._algorithm, rows, logprobs_T, torch.zeros_like(logprobs_T))
+
+    def _of_scores(self, rows: Sequence[TrainingRow]) -> _Found:
+        import torch
+
+        scores, nothing = self._trained.final_values([row.sample for row in rows]), np.zeros(0, np.float32)
+        own = [PreUpdateStatistics(nothing, nothing, final_value=float(score)) for score in scores]
+        return own, *score_loss(self._algorithm, rows, torch.from_numpy(scores))
 
     def save(self, folder: Path) -> Mapping[str, NetworkFiles]:
         raise AssertionError("an evaluation changes no weights")
 
 
 def judged(groups: Sequence[ScoredGroup], algorithm: Algorithm, learner: Learner, settings: LearnSettings) -> Judged:
-    """The groups with their log-probs, and the means over sequences of the algorithm's loss, such as ``accuracy`` for
-    ``preference/accuracy``, and its ``loss``; no metric if no group is in the loss.
+    """The groups with their log-probs or scores, and the means over sequences of the algorithm's loss, such as
+    ``accuracy`` for ``preference/accuracy``, and its ``loss``; no metric if no group is in the loss.
 
     The algorithm's state stays as it is.
 

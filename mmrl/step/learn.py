@@ -18,7 +18,7 @@ from mmrl.ops.packing import offsets
 from mmrl.rollout.batch import batch_of, rollouts_of, weights_of
 from mmrl.step.mismatched import mismatched_logprobs
 from mmrl.system.clock import Clock
-from mmrl.token_columns import COLUMNS, TokenColumn
+from mmrl.token_columns import COLUMNS, REWARD, TokenColumn
 from mmrl.types import (
     Batch,
     Credit,
@@ -158,8 +158,9 @@ def learn(
         samples, batch, rows_of, learner.network(algorithm.network), parts
     )
     values = {**means, **credit.metrics, **metrics.advantage_metrics(masks, columns["advantages"])}
-    found = {column.credited: columns[column.name] for column in COLUMNS if column.name in columns}
+    found: dict[str, Any] = {column.credited: columns[column.name] for column in COLUMNS if column.name in columns}
     found |= {"logprobs": logprobs}
+    found |= {"final_values": _first_values(updates)} if algorithm.network == REWARD else {}
     found |= {column.mismatched: getattr(batch, column.mismatched) for column in needs.mismatched_columns}
     return StepResult(values, _credited(groups, found, updates), credit)
 
@@ -250,6 +251,12 @@ def _optimizer_steps(
     return means, logprobs, updates
 
 
+def _first_values(updates: Sequence[Sequence[PreUpdateStatistics]]) -> FloatArray:
+    """(B,) each sample's score before the first optimizer step that took it in; NaN where none did."""
+    known = [[each.final_value for each in of_sample if each.final_value is not None] for of_sample in updates]
+    return np.array([values[0] if values else np.nan for values in known], np.float32)
+
+
 def _of_each(samples: Sequence[Sample], network: Network) -> list[FloatArray]:
     """Each sample's log-probs; none of an episode without tokens, which failed in ``reset`` and cannot be packed."""
     places = [place for place, sample in enumerate(samples) if len(sample.token_ids)]
@@ -282,7 +289,7 @@ def minibatches(
 
 def _credited(
     groups: Sequence[ScoredGroup],
-    columns: Mapping[str, Sequence[FloatArray]],
+    columns: Mapping[str, Any],
     updates: Sequence[Sequence[PreUpdateStatistics]],
 ) -> list[CreditedGroup]:
     """The groups with these columns of all samples, by the attribute of ``CreditedGroup``."""

@@ -343,8 +343,7 @@ class Trainer:
                 raise found.fault
             if not self._is_checked:
                 with clock.phase("check"):
-                    self._check.check_first(found.rollouts, self._engine)
-                self._is_checked = True
+                    self._is_checked = self._check.check_first(found.rollouts, self._engine, self._algorithm.network)
             batch, needs = self._collector.batch(found.groups), self._algorithm.needs()
             judge = judge_of(self._config, needs, batch)
             measured = step_metrics(found, batch, judge, refills=needs.refill is not None)

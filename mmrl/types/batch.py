@@ -150,6 +150,8 @@ class CreditedGroup:
         updates: For each rollout, the optimizer steps that took it in, in order; none where it is in no loss.
         mismatched_logprobs, mismatched_reference_logprobs: As ``Batch`` has them, G arrays; none where the algorithm
             does not ask for them.
+        final_values: (G,) float32 scores of a reward model before the update, NaN where the rollout is in no loss;
+            empty of any other network.
     """
 
     scored: ScoredGroup
@@ -160,6 +162,7 @@ class CreditedGroup:
     updates: Sequence[Sequence[PreUpdateStatistics]] = ()
     mismatched_logprobs: Sequence[FloatArray] = ()
     mismatched_reference_logprobs: Sequence[FloatArray] = ()
+    final_values: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
 
     @property
     def key(self) -> GroupKey:

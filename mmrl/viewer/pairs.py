@@ -1,4 +1,5 @@
-"""Pairs in documents: the best and the worst answer of a group, and which of them the policy prefers."""
+"""Pairs in documents: the best and the worst answer of a group, and which of them the policy, or the reward model,
+prefers."""
 
 from __future__ import annotations
 
@@ -23,11 +24,13 @@ def given_scores(rollouts: Mapping[str, Sequence[Any]]) -> list[float | None]:
 
 
 def add_pairs(document: Document, pages: GroupPages) -> None:
-    """Add to the table of a step with candidates the log-ratio of each, and each group's pair."""
-    rows, first = document["rows"], 0
-    rows["log_ratio"] = []
-    for group, found in zip(document["groups"], likelihoods(pages), strict=True):
-        rows["log_ratio"] += [each.log_ratio for each in found]
+    """Add to the table of a step with candidates the log-ratio or the reward model's score of each, and each group's
+    pair."""
+    rows, first, of_groups = document["rows"], 0, list(likelihoods(pages))
+    measure = "value" if any(each.value is not None for found in of_groups for each in found) else "log_ratio"
+    rows[measure] = []
+    for group, found in zip(document["groups"], of_groups, strict=True):
+        rows[measure] += [getattr(each, measure) for each in found]
         pair = pair_of(rows["score"][first : first + len(found)], found)
         group |= {"pair": pair_entry(pair)} if pair else {}
         first += len(found)
@@ -35,14 +38,15 @@ def add_pairs(document: Document, pages: GroupPages) -> None:
 
 def likelihoods(pages: GroupPages) -> Iterable[list[Likelihood]]:
     """Those of each group's members."""
-    counts = pages.index(("group",), ("mask",))
+    counts = pages.index(("group",), ("mask", "final_value"))
     for group, sums in zip(counts, pages.sums(list(RECORDED.values())), strict=True):
-        columns = group.of_rollouts["mask"], sums[RECORDED[POLICY]], sums[RECORDED[REFERENCE]]
+        own = group.of_rollouts
+        columns = own["mask"], sums[RECORDED[POLICY]], sums[RECORDED[REFERENCE]], own["final_value"]
         yield [Likelihood(*each) for each in zip(*columns, strict=True)]
 
 
 def preferences(pages: GroupPages) -> list[float | None]:
-    """For each group 1 if the policy prefers the answer with the highest score to that with the lowest, 0 if not, and
+    """For each group 1 if the network prefers the answer with the highest score to that with the lowest, 0 if not, and
     0.5 if neither; None where it is not known."""
     groups = zip(pages.index(("group",), ("rewards", "weight_version")), likelihoods(pages), strict=True)
     pairs = [pair_of(given_scores(group.of_rollouts), found) for group, found in groups]
@@ -76,7 +80,7 @@ def pair_document(records: Sequence[Mapping[str, Any]]) -> Document:
 
 
 def likelihood_document(record: Mapping[str, Any]) -> Document:
-    """The score of a candidate, and the log-probs of a completion as a whole; keys that have nothing to tell lack."""
+    """The score of a candidate, and what networks make of a completion; keys that have nothing to tell lack."""
     found = Likelihood.of(record)
     values = {
         "score": score_of(record) if record["weight_version"] == GIVEN else None,
@@ -84,6 +88,7 @@ def likelihood_document(record: Mapping[str, Any]) -> Document:
         "reference": found.reference,
         "log_ratio": found.log_ratio,
         "per_token": found.per_token,
+        "value": found.value,
     }
     known = {name: value for name, value in values.items() if value is not None}
     score = {"score": known.pop("score")} if "score" in known else {}

@@ -11,7 +11,7 @@ import pytest
 
 from mmrl.config.load import from_mapping
 from mmrl.runs.summary import _files, closing
-from mmrl.step.gather import Given, Rollouts
+from mmrl.step.gather import Comparisons, Given, Rollouts
 from mmrl.system.report import Report
 from tests.faults.runs import Runs, events, records, steps
 
@@ -123,19 +123,27 @@ def test_a_run_that_goes_on_says_from_where(fake_runs: Runs, capsys):
     assert f"run        {out} (begins from {source})" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("samples", [True, False])
-def test_a_run_proposes_its_replay_and_names_what_it_has_recorded(samples: bool) -> None:
+@pytest.mark.parametrize(
+    ("source", "role", "learned"),
+    [
+        (Rollouts, "policy", "completions"),
+        (Given, "policy", "demonstrations with their log-probs"),
+        (Comparisons, "reward", "comparisons with the model's scores"),
+    ],
+)
+def test_a_run_proposes_its_replay_and_names_what_it_has_recorded(source: Any, role: str, learned: str) -> None:
     base = {"model": {"path": "m"}, "data": {"train": {"name": "t"}}, "algorithm": {"name": "a"}}
-    policy: Any = SimpleNamespace(step=1, model=Path("run/checkpoints/step-000001/model"), has_optimizer=True)
+    folder = Path("run/checkpoints/step-000001/model")
+    policy: Any = SimpleNamespace(step=1, model=folder, role=role, has_optimizer=True)
     metrics = {1: {"step": 1, "loss/total": 2.5}}
     lines = closing(from_mapping(base), Path("run"), metrics, policy)
     assert "mmrl replay run" in "\n".join(lines)
+    assert any(line.split(str(folder))[0].strip() == {"reward": "model"}.get(role, role) for line in lines)
     assert lines[0] == "done       1 step; run" and "loss/total: 2.5 at step 1" in lines[1]
-    setup: Any = SimpleNamespace(step_source=Rollouts if samples else Given)
+    setup: Any = SimpleNamespace(step_source=source, trains_reward_model=role == "reward")
     evaluated = from_mapping(
         {**base, "data": {"train": {"name": "t"}, "eval": {"name": "t"}}, "rewards": [{"name": "r"}]}
     )
-    learned = "completions" if samples else "demonstrations with their log-probs"
     assert f"rollouts/ the {learned}" in _files(from_mapping(base), setup)
     assert "evaluations/ the answers" in _files(evaluated, setup)
     assert _files(evaluated, setup).endswith("warnings and errors, if there are any, are in events.jsonl")
@@ -146,7 +154,7 @@ def test_the_outcome_of_a_graded_reward_is_its_mean() -> None:
     config = from_mapping(
         {"model": {"path": "m"}, "data": data, "algorithm": {"name": "a"}, "rewards": [{"name": "iou"}]}
     )
-    policy: Any = SimpleNamespace(step=2, model=Path("p/model"), has_optimizer=True)
+    policy: Any = SimpleNamespace(step=2, model=Path("p/model"), role="policy", has_optimizer=True)
     for mean, told in ((0.5, "eval/iou_mean: 0.5 at step 2"), (0.0, "eval/accuracy: 0 at step 2")):
         metrics = {2: {"eval/accuracy": 0.0, "eval/iou_mean": mean}}
         assert told in "\n".join(closing(config, Path("run"), metrics, policy))

@@ -224,8 +224,8 @@ class _Examination:
         damaged = [f"{prompt_id}: {reason}" for prompt_id, reason in source.dropped[known:]]
         self.report.data[f"{name}_decoded"] = {"rows": looked, "damaged": damaged}
         if learns:
-            learned = f"learned    {self.setup.step_source.texts} {encoder.targets}"
-            self.report.add("targets", encoder.targets, [learned, *self._given.lines()], title="")
+            learned = f"learned    {self.setup.step_source.texts} {self.setup.targets}"
+            self.report.add("targets", self.setup.targets, [learned, *self._given.lines()], title="")
             self.report.data |= {"pairs": self._given.data()} if self._given.compared else {}
         self.report.show("", [f"decoded    {looked} of {rows(len(source))}; {len(damaged)} cannot be used"])
         self.report.show("", [f"             {line}" for line in shortened(damaged, SHOWN_ROWS)])

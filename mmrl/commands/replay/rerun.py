@@ -20,14 +20,14 @@ from mmrl.engine_api import Learner, Network, NetworkFiles, UpdateResult, Way
 from mmrl.errors import DataError, plugin_errors
 from mmrl.interfaces import Algorithm, Needs
 from mmrl.ops.metrics import episode_metrics
-from mmrl.ops.objective import partial_loss, reduce_partials
+from mmrl.ops.objective import PartialLoss, partial_loss, reduce_partials, score_loss, weighed_loss
 from mmrl.plugin_host import registry
 from mmrl.rollout.batch import SampledStep, batch_of, rollouts_of, weights_of
 from mmrl.rollout.collector import judge_of, select, step_metrics
 from mmrl.rollout.records import RecordedStep
 from mmrl.step.check import LogprobCheck
 from mmrl.step.learn import LearnSettings, StepResult, Update, finished, learn
-from mmrl.token_columns import COLUMNS, POLICY, TokenColumn
+from mmrl.token_columns import COLUMNS, POLICY, REWARD, TokenColumn
 from mmrl.types import (
     CreditedGroup,
     FloatArray,
@@ -64,10 +64,10 @@ class RecordedNetwork(Network):
 
 
 class RecordedLearner(Learner, Network):
-    """Implements ``engine_api.Learner``, and the policy as its ``Network``, with what a run recorded.
+    """Implements ``engine_api.Learner``, and the trained network as its ``Network``, with what a run recorded.
 
     Nothing is recorded of a rollout that was in no loss; the sampler's log-probs stand in for the learner's, which
-    they equal up to rounding. What nobody sampled has none; its log-probs are then NaN.
+    they equal up to rounding. What nobody sampled has none; its log-probs are then NaN. A reward model has scores.
 
     Args:
         algorithm: Gives the loss; ranks too have an instance of their own.
@@ -88,7 +88,10 @@ class RecordedLearner(Learner, Network):
             rollout.key: (group, index) for group in groups for index, rollout in enumerate(group.scored.rollouts)
         }
         frozen = [column for column in COLUMNS if column.known == "before the step" and column.role != POLICY]
-        self.networks = {POLICY: self, **{column.role: RecordedNetwork.of(column, groups) for column in frozen}}
+        self.networks = {
+            algorithm.network: self,
+            **{column.role: RecordedNetwork.of(column, groups) for column in frozen},
+        }
         self._asked = Counter[SampleKey]()
         self.names, self.unknown = set[str](), set[str]()
         self.scale: list[float] = []
@@ -103,6 +106,8 @@ class RecordedLearner(Learner, Network):
         import torch
 
         began = [_with_views(self._began(row.sample), row) for row in rows]
+        if self._algorithm.network == REWARD:
+            return self._update_scores(rows, began)
         if any(len(each.logprobs) < len(row.mask) for each, row in zip(began, rows, strict=True)):
             return UpdateResult.of({}, began, fault="it was skipped in the run")
         if not rows:
@@ -110,11 +115,29 @@ class RecordedLearner(Learner, Network):
         seen = [*began, *(each.views[name] for each, row in zip(began, rows, strict=True) for name in row.own_views)]
         logprobs_T = torch.from_numpy(np.concatenate([each.logprobs for each in seen]))
         entropy_T = torch.from_numpy(np.concatenate([each.entropy for each in seen]))
-        metrics = reduce_partials([partial_loss(self._algorithm, rows, logprobs_T, entropy_T)])
-        self.names |= metrics.keys()
-        self.unknown |= {name for name, value in metrics.items() if math.isnan(value)}
+        metrics = self._noted(partial_loss(self._algorithm, rows, logprobs_T, entropy_T))
         self.scale.append(sum(map(_size, rows, [each.logprobs for each in began])))
         return UpdateResult.of(metrics, began)
+
+    def _update_scores(self, rows: Sequence[TrainingRow], began: Sequence[PreUpdateStatistics]) -> UpdateResult:
+        """Metrics of a reward model's optimizer step on the recorded scores."""
+        import torch
+
+        if any(each.final_value is None for each in began):
+            return UpdateResult.of({}, began, fault="it was skipped in the run")
+        if not rows:
+            return UpdateResult({}, [], [])
+        scores_N = torch.tensor([each.final_value for each in began], dtype=torch.float32)
+        metrics = self._noted(weighed_loss(rows, *score_loss(self._algorithm, rows, scores_N)))
+        self.scale.append(float(sum(row.weight * np.count_nonzero(row.mask) for row in rows)))
+        return UpdateResult.of(metrics, began)
+
+    def _noted(self, partial: PartialLoss) -> dict[str, float]:
+        """The step's metrics, whose names are noted."""
+        metrics = reduce_partials([partial])
+        self.names |= metrics.keys()
+        self.unknown |= {name for name, value in metrics.items() if math.isnan(value)}
+        return metrics
 
     def save(self, folder: Path) -> Mapping[str, NetworkFiles]:
         raise AssertionError("there are no weights")
@@ -136,6 +159,9 @@ class RecordedLearner(Learner, Network):
         if number < len(updates):
             is_first = self._reorders and not self.scale and len(updates[number].logprobs)
             return replace(updates[number], logprobs=self._before(sample)) if is_first else updates[number]
+        if self._algorithm.network == REWARD:
+            nothing, score = np.zeros(0, np.float32), group.final_values[index] if len(group.final_values) else np.nan
+            return PreUpdateStatistics(nothing, nothing, final_value=float(score))
         before = self._before(sample)
         return PreUpdateStatistics(before, np.full_like(before, np.nan))
 
@@ -288,7 +314,9 @@ def lacking(algorithm: Algorithm, config: Config, record: RecordedStep, trained:
         missing.append("greedy rollouts")
     if not all(getattr(group, column.mismatched) for group in groups for column in needs.mismatched_columns):
         missing.append("log-probs of prompts with other rows' completions")
-    columns = needs.columns(config.learner.minibatches * config.learner.epochs)
+    columns = needs.columns(config.learner.minibatches * config.learner.epochs, algorithm.network)
+    if algorithm.network == REWARD and not all(len(group.final_values) for group in groups):
+        missing.append("a reward model's scores")
     for column in columns:
         has = [bool(getattr(group, column.credited)) for group in groups] if column.may_lack else []
         if not all(has):

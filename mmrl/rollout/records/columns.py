@@ -122,18 +122,25 @@ _OF_VIEWS = {
     "view": pa.string(),  # null where it was sampled from the prompt itself
     **{column.record: pa.map_(pa.string(), pa.list_(_FLOATS)) for column in VIEW_COLUMNS},
 }
+_OF_SCORES = {"update_final_values": _FLOATS}
+"""The field with a reward model's score before each optimizer step; ``final_value`` is the one before the first."""
 _MISMATCHED = {column.mismatched_record: pa.list_(pa.from_numpy_dtype(column.dtype)) for column in MISMATCHED_COLUMNS}
 """Fields with a number for each token of another row's completion, given this row's prompt."""
 
 
-def group_schema(*, views: bool, mismatched: bool) -> pa.Schema:
+def group_schema(*, views: bool, mismatched: bool, scores: bool = False) -> pa.Schema:
     """The schema of a step's file; ``prompt_token_ids`` of a view are null where they are the prompt's.
 
     Args:
         views: True for prompts that have views.
         mismatched: True for rollouts whose prompts were given other rows' completions.
+        scores: True for rollouts that a reward model has scored.
     """
-    more = {**(_OF_VIEWS if views else {}), **(_MISMATCHED if mismatched else {})}
+    more = {
+        **(_OF_VIEWS if views else {}),
+        **(_MISMATCHED if mismatched else {}),
+        **(_OF_SCORES if scores else {}),
+    }
     rollout = pa.struct([*ROLLOUT, *(pa.field(name, kind) for name, kind in more.items())])
     view = pa.struct({"name": pa.string(), "images": _IMAGES, "prompt_token_ids": _IDS})
     fields = [field for field in GROUP if field.name != "rollouts"]
@@ -142,7 +149,16 @@ def group_schema(*, views: bool, mismatched: bool) -> pa.Schema:
 
 
 FIELDS = frozenset(
-    (*GROUP.names, "views", *(each.name for each in ROLLOUT), *_OF_VIEWS, *_MISMATCHED, "algorithm_state", "failed")
+    (
+        *GROUP.names,
+        "views",
+        *(each.name for each in ROLLOUT),
+        *_OF_VIEWS,
+        *_MISMATCHED,
+        *_OF_SCORES,
+        "algorithm_state",
+        "failed",
+    )
 )
 """All fields of records, also of those in JSON."""
 EPISODE = ("episode", "components", "failure")
@@ -178,9 +194,11 @@ _OF_ROLLOUT = (
     *EPISODE,
     *_OF_VIEWS,
     *_MISMATCHED,
+    "final_value",
+    *_OF_SCORES,
 )
 """Fields of a record in its order, those of the prompt and those of the rollout."""
-_OF_SOME = ("segments", *EPISODE, *_OF_VIEWS, *_MISMATCHED)
+_OF_SOME = ("segments", *EPISODE, *_OF_VIEWS, *_MISMATCHED, "final_value", *_OF_SCORES)
 """Fields that a record lacks where they are null."""
 BY_BYTE = [
     f"rollouts.list.element.{name}{'.list.element' * depth}"
@@ -296,7 +314,7 @@ def table_records(table: pa.Table) -> Iterator[dict[str, Any]]:
     fields |= {column.record: _token_column(members, column) for column in COLUMNS}
     known = {field.name for field in members.type}
     fields |= {name: _split(members.field(name)) for name in _MISMATCHED if name in known}
-    optional = (*EPISODE, *_OF_VIEWS, *_MISMATCHED)
+    optional = (*EPISODE, *_OF_VIEWS, *_MISMATCHED, "final_value", *_OF_SCORES)
     others = [
         name for name in ("index", *_OF_ROLLOUT) if name not in fields and (name in known or name not in optional)
     ]

@@ -32,7 +32,10 @@ def credited_records(groups: Sequence[CreditedGroup]) -> list[dict[str, Any]]:
         }
         members = _records(index, group.scored)
         for member, record in zip(range(len(group.scored.rollouts)), members, strict=False):
-            records.append(record | {name: short_floats(values[member]) for name, values in known.items()})
+            of_member: dict[str, Any] = {name: short_floats(values[member]) for name, values in known.items()}
+            scores = short_floats(group.final_values[member : member + 1])
+            of_member |= {"final_value": scores[0]} if scores and not np.isnan(scores[0]) else {}
+            records.append(record | of_member)
     return records
 
 

@@ -2,7 +2,8 @@
 
 The log-probs are those before the step's first update. Of a completion, the log-ratio is the sum over its tokens of the
 policy's log-prob less the reference's; the implicit reward of a preference loss is a multiple of it. A run without a
-reference has the policy's mean log-prob per token in its place, as completions differ in length.
+reference has the policy's mean log-prob per token in its place, as completions differ in length. A reward model has a
+score of each completion, and no log-probs.
 """
 
 from __future__ import annotations
@@ -17,31 +18,33 @@ import numpy.typing as npt
 from mmrl.token_columns import COLUMNS, POLICY, REFERENCE
 from mmrl.types import GIVEN, SCORE
 
-Measure = Literal["log_ratio", "per_token"]
+Measure = Literal["log_ratio", "per_token", "value"]
 RECORDED: Mapping[str, str] = {each.role: each.record for each in COLUMNS if each.known == "before the step"}
 """The fields of records with the log-probs of policy and reference, by role."""
 
 
 @dataclass(frozen=True, slots=True)
 class Likelihood:
-    """The probability that networks give a completion.
+    """The probability that networks give a completion, or a reward model's score of it.
 
     Attributes:
         tokens: Those that count: a demonstration or a candidate has no others, a rollout those that the policy wrote.
         policy: The sum of the policy's log-probs of them; None if they were not recorded.
         reference: Likewise the reference's.
+        value: The score of a reward model; None in any other run.
     """
 
     tokens: int
     policy: float | None = None
     reference: float | None = None
+    value: float | None = None
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Self:
         """The likelihood of a recorded completion."""
         mask = np.asarray(record["mask"], np.bool_)
         policy, reference = (own_sum(record.get(RECORDED[role]), mask) for role in (POLICY, REFERENCE))
-        return cls(int(mask.sum()), policy, reference)
+        return cls(int(mask.sum()), policy, reference, record.get("final_value"))
 
     @property
     def log_ratio(self) -> float | None:
@@ -61,7 +64,7 @@ class Pair:
     Attributes:
         chosen: The place of the best one in the group, the first of ties; likewise ``rejected`` of the worst one.
         measure: The values that the margin is a difference of.
-        margin: The chosen's value less the rejected's; None if one of them has no log-probs, as if it was in no loss.
+        margin: The chosen's value less the rejected's; None if one of them has none, as if it was in no loss.
     """
 
     chosen: int
@@ -71,7 +74,7 @@ class Pair:
 
     @property
     def preferred(self) -> float | None:
-        """1 if the policy prefers the chosen one, 0 if the rejected one, 0.5 if neither; None if it is not known."""
+        """1 if the network prefers the chosen one, 0 if the rejected one, 0.5 if neither; None if it is not known."""
         return None if self.margin is None else 0.5 * (1.0 + float(np.sign(self.margin)))
 
 
@@ -88,6 +91,8 @@ def pair_of(scores: Sequence[float | None], likelihoods: Sequence[Likelihood]) -
     chosen, rejected = places[int(values.argmax())], places[int(values.argmin())]
     both = likelihoods[chosen], likelihoods[rejected]
     measure: Measure = "per_token" if all(each.reference is None for each in both) else "log_ratio"
+    if any(each.value is not None for each in likelihoods):
+        measure = "value"
     better, worse = (getattr(each, measure) for each in both)
     return Pair(chosen, rejected, measure, None if better is None or worse is None else better - worse)
 

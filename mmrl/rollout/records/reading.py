@@ -232,10 +232,13 @@ def _recorded_group(members: Sequence[tuple[Mapping[str, Any], RecordedRollout]]
         raise ValueError("the members of its group are not all there, one after another")
     first = records[0]
     of_step = [column for column in COLUMNS if column.known in ("by credit", "before the step")]
-    columns = {column.credited: _values(records, column) for column in of_step}
+    columns: dict[str, Any] = {column.credited: _values(records, column) for column in of_step}
     updates = [_updates(record, before) for record, before in zip(records, columns["logprobs"], strict=True)]
     is_trained = bool(first.get("trained", first["kept"]))
     columns |= {column.mismatched: _mismatched(records, column) for column in MISMATCHED_COLUMNS}
+    scores = [record.get("final_value") for record in records]
+    if any(score is not None for score in scores):
+        columns["final_values"] = np.array(list(map(_number, scores)), np.float32)
     credited = CreditedGroup(scored, **columns, trained=is_trained, updates=updates)
     return RecordedGroup(credited, tuple(first["columns_as_text"]), where)
 
@@ -266,13 +269,15 @@ def _is_known(values: Any) -> bool:
 def _updates(record: Mapping[str, Any], logprobs: FloatArray) -> list[PreUpdateStatistics]:
     entropies = record.get("update_entropy") or []
     found = record.get("update_logprobs") or [logprobs] * len(entropies)
+    scores = record.get("update_final_values") or [None] * len(entropies)
     return [
         PreUpdateStatistics(
             _floats(record, "update_logprobs", of=each),
             _floats(record, "update_entropy", of=entropy),
             _views(record, number),
+            score,
         )
-        for number, (each, entropy) in enumerate(zip(found, entropies, strict=True))
+        for number, (each, entropy, score) in enumerate(zip(found, entropies, scores, strict=True))
     ]
 
 

@@ -42,6 +42,7 @@ def write_groups(file: BinaryIO, groups: Iterable[CreditedGroup], state: Mapping
     schema = group_schema(
         views=any(group.scored.group.prompt.views for group in groups),
         mismatched=any(group.mismatched_logprobs for group in groups),
+        scores=any(len(group.final_values) for group in groups),
     )
     metadata = {"schema": str(SCHEMA), "algorithm_state": text.json(state)}
     with pq.ParquetWriter(
@@ -183,6 +184,12 @@ class _Member:
             return of_group[self.place]
         return None if column.may_lack else ()
 
+    @property
+    def final_value(self) -> float | None:
+        """A reward model's score; None where there is none."""
+        of_group = () if self.credited is None else self.credited.final_values
+        return _known(of_group[self.place]) if len(of_group) else None
+
     def mismatched(self, column: TokenColumn) -> Any:
         """(T_j,) numbers of its prompt with another row's completion; None where nobody asked for them."""
         of_group = () if self.credited is None else getattr(self.credited, column.mismatched)
@@ -231,6 +238,8 @@ def _rollouts(members: Sequence[_Member], text: _Text, kind: pa.StructType) -> p
             for each in fields
         ],
         "failure": [text(each.get("failure")) for each in fields],
+        "final_value": [member.final_value for member in members],
+        "update_final_values": [[each.final_value for each in member.updates] for member in members],
     }
     if kind.get_field_index("view") >= 0:
         found["view"] = [rollout.view or None for rollout in rollouts]

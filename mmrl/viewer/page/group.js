@@ -256,7 +256,13 @@ function rewardTable(view) {
       cell: (member) => number(mean(known(member.tokens?.advantage)), 3),
     },
     { key: "length", title: "tokens", isNumber: true, cell: (member) => number(lengthOf(member)) },
-    members.some((member) => member.likelihood) && {
+    members.some((member) => typeof member.likelihood?.value === "number") && {
+      key: "value",
+      title: "score by the model",
+      isNumber: true,
+      cell: (member) => number(member.likelihood?.value),
+    },
+    members.some((member) => typeof member.likelihood?.policy === "number") && {
       key: "policy",
       title: "log-prob",
       isNumber: true,

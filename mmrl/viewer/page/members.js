@@ -50,7 +50,7 @@ export function turnsOf(member) {
   return member.tokens.mask.map((isOwn, i, mask) => (isOwn && i && !mask[i - 1] ? ++turn : turn));
 }
 
-/** 1 where the policy prefers the better one of two, 0 the other one, 0.5 neither; "–" where it is not known. */
+/** 1 where the policy, or the reward model, prefers the better one of two, 0 the other one, 0.5 neither; "–" where it is not known. */
 export function preferenceTag(preferred, words) {
   if (typeof preferred !== "number") return "–";
   const [tone, sign, short] = { 1: ["right", "✓", "right"], 0: ["wrong", "✗", "wrong"] }[preferred] ?? ["", "=", "tie"];

@@ -11,6 +11,7 @@ import { chosenQuantity, legend, quantitiesOf, shading, titleOfQuantity, tokenFl
 const MEASURES = {
   log_ratio: "log-ratio to the reference",
   per_token: "log-prob per token",
+  value: "score by the reward model",
 };
 const EXPLAINED = {
   log_ratio:
@@ -18,6 +19,9 @@ const EXPLAINED = {
     "policy makes it more likely than the reference does. The margin is the difference of the two.",
   per_token:
     "The run records no reference for these. The margin is the difference of the policy's mean log-probs per token.",
+  value:
+    "The reward model reads the whole conversation, and its score stands after the last token; the record has it as it " +
+    "was before the step's update. The margin is the difference of the two, the log-odds that the first is better.",
 };
 
 /** The section of a group's pair; a fold where the loss was not of two. Empty for a group of one. */
@@ -87,7 +91,9 @@ function sideName(view, sides, i) {
 /** Which of the two the policy prefers, and by how much; or why that is not known. */
 function verdict(view, sides, areEqual) {
   const found = sides.map(({ likelihood }) => likelihood ?? {});
-  const measure = found.some((each) => known([each.reference]).length) ? "log_ratio" : "per_token";
+  const has = (key) => found.some((each) => known([each[key]]).length);
+  const measure = has("value") ? "value" : has("reference") ? "log_ratio" : "per_token";
+  const judge = measure === "value" ? "reward model" : "policy";
   const [left, right] = found.map((each) => each[measure]);
   if (known([left, right]).length < 2) return quiet(whyUnknown(view, found));
   const margin = left - right;
@@ -95,7 +101,7 @@ function verdict(view, sides, areEqual) {
   const names = areThePair ? rolesOf(view) : sides.map(memberName);
   const better = margin > 0 ? names[0] : names[1];
   const preferred = margin === 0 ? "neither" : areThePair ? `the ${better} one` : better;
-  const order = areThePair ? preferenceTag(0.5 * (1 + Math.sign(margin)), `the policy prefers ${preferred}`) : "";
+  const order = areThePair ? preferenceTag(0.5 * (1 + Math.sign(margin)), `the ${judge} prefers ${preferred}`) : "";
   const less = measure === "log_ratio" ? lessLikely(names, left, right) : "";
   const remarks = [less, whyTied(measure, margin, areEqual)].filter(Boolean).join(" ");
   return el(
@@ -104,7 +110,7 @@ function verdict(view, sides, areEqual) {
     el(
       "p",
       {},
-      order || `The policy prefers ${preferred}.`,
+      order || `The ${judge} prefers ${preferred}.`,
       ` ${capitalized(MEASURES[measure])}: ${names[0]} ${number(left)}, ${names[1]} ${number(right)}, margin `,
       el("b", {}, number(margin)),
     ),
@@ -153,6 +159,7 @@ function numbersTable(view, sides) {
     sides.some(({ score }) => score !== undefined)
       ? ["score", sides.map(({ score }) => score)]
       : ["reward", sides.map(({ reward }) => reward)],
+    [MEASURES.value, of("value")],
     ["tokens", sides.map(lengthOf)],
     ["log-prob of the policy", of("policy")],
     ["log-prob of the reference", of("reference")],

@@ -241,6 +241,7 @@ export function rolloutColumns(view) {
     },
     ofCandidates("score", "score"),
     ofCandidates("log_ratio", "log-ratio"),
+    ofCandidates("value", "score by the model"),
     hasRewards && {
       key: "reward",
       title: "reward",
