@@ -32,7 +32,7 @@ from mmrl.ops.memory import (
     states,
 )
 from mmrl.ops.pinned import locked_bytes
-from mmrl.token_columns import REFERENCE
+from mmrl.token_columns import REFERENCE, REWARD
 
 PHASES = {
     "sample": "sampling",
@@ -105,6 +105,7 @@ class PlannedModel:
         self.width = 2 if self.precision == "bfloat16" else 4
         self.vocabulary = folder.vocabulary.size
         self.frozen_models: list[FrozenModelSize] = []
+        self._scores = algorithm.network == REWARD
         if REFERENCE in algorithm.needs().roles and (teachers or lora is None):
             others = teachers or [folder]
             self.frozen_models = [FrozenModelSize.of(each, self.width, is_initial=each is folder) for each in others]
@@ -126,7 +127,7 @@ class PlannedModel:
     @cached_property
     def _weight_bytes(self) -> list[int]:
         """Bytes of each of the learner's weights."""
-        return weight_bytes(self._folder, self.width, quantize=self.quantized > 0)
+        return weight_bytes(self._folder, self.width, quantize=self.quantized > 0, scores=self._scores)
 
     def host(self, config: Config, *, samples: bool) -> HostMemory:
         """One rank's tensors in its machine's memory.
@@ -186,6 +187,8 @@ class PlannedModel:
         return replace(held, reference=held.reference + copies)  # a policy's adapters are copied whole on each rank
 
     def _logits(self, row: Work) -> int:
+        if self._scores:
+            return 0
         logits = 4 * min(device.LOGITS_CHUNK_BYTES[self.kind] // 4, row.predicted * self.vocabulary)
         return logits * (1 if self.width == 4 else 2)
 

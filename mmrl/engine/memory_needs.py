@@ -13,6 +13,7 @@ from mmrl.engine.machine.host_memory import HostMemory
 from mmrl.engine.network.sizes import part_sizes
 from mmrl.engine.spec import EngineSpec
 from mmrl.ops.cost import ModelShape, Work, causal_pairs
+from mmrl.token_columns import REWARD
 
 NODE = 8
 """Most ranks that a proposal lets share one copy of the sampler's weights: they must be on one node."""
@@ -39,7 +40,8 @@ def host_memory(spec: EngineSpec, kind: DeviceKind) -> HostMemory:
 def _planned_model(spec: EngineSpec, kind: DeviceKind) -> PlannedModel:
     config, folder = spec.config, spec.folder
     assert spec.algorithm is not None  # a learner is what takes memory
-    sizes = part_sizes(folder, config.model.freeze, config.model.lora)
+    scores = spec.algorithm.network == REWARD
+    sizes = part_sizes(folder, config.model.freeze, config.model.lora, scores=scores)
     return PlannedModel(config, folder, sizes, spec.algorithm, kind, spec.teachers)
 
 

@@ -81,6 +81,11 @@ class Checkpoint:
             raise CheckpointError(f"a file of the checkpoint cannot be read: {error}", where=str(self.path)) from error
 
     @property
+    def learner_state(self) -> Path:
+        """The folder of the state that belongs to the model."""
+        return self.model.parent / NetworkFiles.of(POLICY).state
+
+    @property
     def has_optimizer(self) -> bool:
         """True if it has the optimizer's state, without which no run goes on from it.
 

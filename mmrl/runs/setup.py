@@ -325,7 +325,7 @@ class RunSetup:
 
         checks.check_trainable(self.config, self.folder)
         model = self.config.model
-        return part_sizes(self.folder, model.freeze, model.lora)
+        return part_sizes(self.folder, model.freeze, model.lora, scores=self.algorithm.network == "reward")
 
     def num_weights(self) -> int | None:
         """Parameters that a checkpoint holds, from the files' headers; None if they are not here."""

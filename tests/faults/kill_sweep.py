@@ -98,6 +98,19 @@ REAL = {
     "trainer": {"save_every": 1},
 }
 
+SCORED: Mapping[str, Mapping[str, Any]] = {
+    name: {
+        **COMPARED["dpo"],
+        "algorithm": {"name": "bradley_terry"},
+        "model": model,
+        "learner": {**COMPARED["dpo"]["learner"], **learner, "schedule": "cosine"},
+    }
+    for name, model, learner in (
+        ("scored", {}, {"zero_stage": 1}),
+        ("scored_lora", {"lora": {"rank": 4, "targets": ["language"]}}, {"zero_stage": 3}),
+    )
+}
+"""Real runs of a reward model on the rows' own candidates."""
 RESET: Mapping[str, Mapping[str, Any]] = {
     name: {
         **REAL,
@@ -131,10 +144,11 @@ def write_config(folder: Path, model: Path, name: str, sections: Mapping[str, An
         "learner": {"lr": 0.02, "zero_stage": 0},
         "trainer": {"steps": 8, "prompts_per_step": 4, "eval_every": 2, "keep_checkpoints": KEEP},
     }
-    if name in COMPARED:
+    compares = name in COMPARED or name in SCORED
+    if compares:
         rows = [{"id": row["id"], "prompt": row["prompt"], **answers(i)} for i, row in enumerate(rows)]
         config |= {"rewards": [], "sampler": {"max_new_tokens": 40}}
-    data = folder / ("answers.jsonl" if name in COMPARED else "rows.jsonl")
+    data = folder / ("answers.jsonl" if compares else "rows.jsonl")
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config["data"] = {split: {"name": "table", "path": str(data)} for split in ("train", "eval")}
     for key, value in sections.items():

@@ -15,7 +15,7 @@ import pytest
 from mmrl.rollout.records import read_rollouts
 from tests.faults.comparison import metrics
 from tests.faults.harness import Blow, Nursery
-from tests.faults.kill_sweep import COMPARED, EPISODES, FAKE, REAL, RESET, Sweep, random_kills, write_config
+from tests.faults.kill_sweep import COMPARED, EPISODES, FAKE, REAL, RESET, SCORED, Sweep, random_kills, write_config
 
 SAVING = {"checkpoint.begin", "save.shard", "save.part", "save.state", "checkpoint.filled", "checkpoint.sealed",
           "checkpoint.renamed", "checkpoint.pruning", "directory.replacing",
@@ -169,4 +169,23 @@ def test_a_kill_of_real_engines_between_a_reset_and_the_next_checkpoint_changes_
         reference, *policies = ((folder / weights).read_bytes() for folder in (seven / "reference", six, seven))
         assert [each == reference for each in policies] == [True, False]
         points = ("rollouts.begin", 3), ("rollouts.begin", 5), ("checkpoint.filled", 1)
+        assert check(sweep, *(Blow(at=("point", *point)) for point in points)) == 3
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full if name == "scored" else pytest.mark.slow) for name in SCORED]
+)
+def test_a_kill_of_a_real_reward_model_changes_nothing(
+    tmp_path: Path, models: Callable[[str], Path], name: str
+) -> None:
+    """Between two steps, within a checkpoint and after one."""
+    with Nursery(tmp_path, models("qwen2"), real=True) as nursery:
+        sweep = Sweep(nursery, write_config(tmp_path, models("qwen2"), name, SCORED[name]))
+        sweep.begin(is_slow=True)
+        assert not sweep.failures, "\n".join(sweep.failures)
+        last = sweep.unbroken / "checkpoints/step-000005"
+        assert {path.name for path in (last / "reward").iterdir()} == {"model", "state"} and not (
+            last / "model"
+        ).exists()
+        points = ("rollouts.begin", 2), ("save.shard", 1), ("checkpoint.filled", 1)
         assert check(sweep, *(Blow(at=("point", *point)) for point in points)) == 3

@@ -166,7 +166,7 @@ def export(
 
     try:
         with _hidden(out) as folder, tempfile.TemporaryDirectory() as media:
-            state = found.checkpoint.state if found.checkpoint and found.checkpoint.has_optimizer else None
+            state = found.checkpoint.learner_state if found.checkpoint and found.checkpoint.has_optimizer else None
             if adapter:
                 done = export_adapter(found.model, folder, Path(media), base=base)
             else:

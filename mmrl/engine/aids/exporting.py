@@ -23,6 +23,7 @@ from mmrl.engine.learner.learner_state import SavedState
 from mmrl.engine.network import adapters, quantization
 from mmrl.engine.network.folder import ModelFolder, kept_files
 from mmrl.engine.network.policy import Policy, load_policy
+from mmrl.engine.network.reward_model import RewardLoading, is_reward_model
 from mmrl.engine.network.template import TemplateChoice
 from mmrl.engine.network.vision import ImageInputs
 from mmrl.engine.network.weights import Failures, save_weights
@@ -76,7 +77,8 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """The built-in samples as a folder reads them: all token ids, and the log-probs of the completions."""
+    """The built-in samples as a folder reads them: all token ids, and the log-probs of the completions, or a reward
+    model's scores of them."""
 
     token_ids: tuple[tuple[int, ...], ...]
     logprobs: FloatArray
@@ -235,7 +237,7 @@ def _load(folder: ModelFolder, adapter: Path | None = None) -> Policy:
     """
     lora = None if adapter is None else adapters.read_config(adapter)[0]
     parts = () if lora else ("vision", "projector", "language")
-    options = {} if adapter is None else _rounding(adapter)
+    options = _loading(folder, adapter) | ({} if adapter is None else _rounding(adapter))
     policy = load_policy(folder, "cpu", "float32", freeze=parts, temperature=1.0, lora=lora, adapter=adapter, **options)
     return policy if adapter is None else _rounded(policy, adapters.dtype(adapter))
 
@@ -243,9 +245,15 @@ def _load(folder: ModelFolder, adapter: Path | None = None) -> Policy:
 def _merged(folder: ModelFolder, adapter: Path) -> Policy:
     """The model with the adapter merged into the weights that its run has adapted, not rounded afterwards."""
     frozen = ("vision", "projector", "language")
-    policy = load_policy(folder, "cpu", "float32", freeze=frozen, temperature=1.0, **_rounding(adapter))
+    options = _loading(folder, adapter) | _rounding(adapter)
+    policy = load_policy(folder, "cpu", "float32", freeze=frozen, temperature=1.0, **options)
     adapters.merge(_rounded(policy, adapters.dtype(adapter)).model, adapter)
     return policy
+
+
+def _loading(folder: ModelFolder, adapter: Path | None) -> dict[str, Any]:
+    """The option of ``load_policy`` that reads a reward model as what it is."""
+    return {"loading": RewardLoading()} if is_reward_model(adapter or Path(folder.path)) else {}
 
 
 def _rounding(adapter: Path) -> dict[str, Any]:
@@ -323,11 +331,11 @@ def _read(folder: ModelFolder, policy: Policy, media: Path) -> _Reading:
         for text, answer, sizes in SAMPLES
         if folder.family.vision or not sizes
     ]
-    collate = Collator(folder, policy.model.base_model, ImageInputs(folder, store), "cpu", torch.float32)
-    logprobs, _ = policy(collate(samples))
-    return _Reading(
-        tuple((*map(int, s.prompt.token_ids), -1, *map(int, s.token_ids)) for s in samples), logprobs.numpy()
-    )
+    images, scores = ImageInputs(folder, store), bool(policy.scored_by)
+    collate = Collator(folder, policy.model.base_model, images, "cpu", torch.float32, keeps_last=scores)
+    found = policy(collate(samples))
+    values = found if scores else found[0]
+    return _Reading(tuple((*map(int, s.prompt.token_ids), -1, *map(int, s.token_ids)) for s in samples), values.numpy())
 
 
 def _completed(prompt: EncodedPrompt, answer: str, folder: ModelFolder) -> Sample:

@@ -47,7 +47,7 @@ class UpdateCost:
             tokens=int(inputs.model_inputs["input_ids"].shape[-1]),
             pairs=inputs.model_inputs["layout"].pairs,
             local_pairs=inputs.model_inputs["layout"].pairs_within,
-            predicted=inputs.num_written,
+            predicted=inputs.num_written if inputs.last_N is None else 0,  # a score's product is nothing
             images=inputs.images.grids_U3.tolist() if isinstance(inputs.images, UniqueImages) else (),
         )
         return self.shape.update_flops(work, self._training)
