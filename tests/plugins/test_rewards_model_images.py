@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from mmrl.engine.network.family import FAMILIES
 from mmrl.errors import ConfigError, PluginError
-from mmrl.types import EncodedPrompt, Message, Prompt, RawImage, Rollout
+from mmrl.types import Candidate, EncodedPrompt, Message, Prompt, RawImage, Rollout
 from mmrl_rewards.model import Model
 from tests.proofs import families
 from tests.reward_models import write_reward_model
@@ -95,6 +96,27 @@ def plain_scores(written, rollouts):
 
 def made(path, **options):
     return Model(Model.Config(path=str(path), device="cpu", **options))
+
+
+def trained_ids(folder, store, rows):
+    """The tokens on which a run of ``bradley_terry`` trains each row with its answer."""
+    from mmrl.engine.text.encoding import Encoder
+
+    encoder = Encoder(folder, store)
+    for prompt, answer in rows:
+        row = replace(prompt, candidates=(Candidate(answer, 1.0), Candidate("No.", 0.0)))
+        sample, _ = encoder.given(encoder.encode(row), closed=True)
+        yield [*sample.prompt.token_ids.tolist(), *sample.token_ids.tolist()]
+
+
+@pytest.mark.parametrize("family", families())
+def test_it_reads_the_tokens_that_a_reward_model_is_trained_on(models, tmp_path, family):
+    written = write_reward_model(models(family), tmp_path / "rm")
+    rows = [row for row in ragged(8) if FAMILIES[family].vision or not row[0].images]
+    given, folder, store = encoded(models(family), rows, tmp_path / "media")
+    reward = made(written)
+    read = [reward._conversations.written(rollout, {}).token_ids for rollout in given]
+    assert read == list(trained_ids(folder, store, rows))
 
 
 @pytest.mark.parametrize("family", SEEING)

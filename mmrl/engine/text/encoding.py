@@ -359,7 +359,8 @@ class Encoder:
 
         Args:
             as_said: True to write turns of the assistant as the policy's own, which may hold special tokens.
-            whole: True for a conversation that is over; else the head of the policy's next turn ends it.
+            whole: True for a conversation that its last turn, which shows no image, ends; else the head of the policy's
+                next turn does.
         """
         if prompt.images and not self._folder.family.vision:
             raise DataError(
@@ -369,11 +370,13 @@ class Encoder:
             )
         if prompt.is_document:
             return self._documents.render(prompt)
+        given = self._tool_prompt.added_to(prompt)
+        last = given[-1] if whole else None
         messages = [
             self._template.said(each.content)
             if as_said and each.role == "assistant"
-            else self._template.read(each, has_images=has_images)
-            for each in self._tool_prompt.added_to(prompt)
+            else self._template.read(each, has_images=has_images and each is not last)
+            for each in given
         ]
         try:
             return self._template.fill_whole(messages) if whole else self._template.fill(messages)
