@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -153,11 +154,11 @@ class ModelFolder:
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the weights in the files."""
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
         shapes = dict[str, tuple[int, ...]]()
         for file in self.path.glob("*.safetensors"):
-            with safe_open(file, "pt") as weights:
+            with suppress(SafetensorError), safe_open(file, "pt") as weights:
                 shapes |= {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
         return shapes
 
