@@ -18,6 +18,8 @@ LAST = {"reads": "last"}
 """Its value: at the last token of the text."""
 CLASS = "ForSequenceClassification"
 """The end of the name of a class with a score."""
+VALUE_HEADS = ("value_head.safetensors", "value_head.bin")
+"""Files beside a policy with the score that LLaMA-Factory has trained on its last state; the second is not read."""
 
 
 def sequence_classification_class(config: Any) -> Any:

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from mmrl.data.hub import HubRepo
 from mmrl.errors import ConfigError, first_line
-from mmrl.score_head import CLASS, sequence_classification_class, skipped_token
+from mmrl.score_head import CLASS, VALUE_HEADS, sequence_classification_class, skipped_token
 
 if TYPE_CHECKING:
     import torch
 
 TWO_LAYERS = "Qwen2ForRewardModel"
 """Qwen2 with a head of two layers. transformers lacks the class; folders bring its code, which is not needed here."""
-_VALUE_HEAD = ("value_head.safetensors", "value_head.bin")
 _FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py")
 _POSSIBLE = f"a model ...{CLASS} or {TWO_LAYERS}; others behind the reward http"
 
@@ -52,7 +51,7 @@ class ModelFolder:
             found.check()
             return found
         repo = HubRepo("model", name, revision).pinned()
-        cls(name, repo.download(["config.json", *_VALUE_HEAD]), trust_remote_code).check(complete=False)
+        cls(name, repo.download(["config.json", *VALUE_HEADS]), trust_remote_code).check(complete=False)
         files = [pattern for pattern in _FILES if pattern != "*.py" or trust_remote_code]
         found = cls(name, repo.download(files), trust_remote_code)
         found.check()
@@ -72,12 +71,11 @@ class ModelFolder:
         if self._is_remote or self.architecture.endswith(CLASS) or self.architecture == TWO_LAYERS:
             return
         what = f"it is {self.architecture or 'of no stated architecture'}"
-        if any((self.path / name).is_file() for name in _VALUE_HEAD):
-            raise self.unfit(
-                f"{what} with its score in {_VALUE_HEAD[0]}",
-                _POSSIBLE,
-                f"write it anew first: mmrl export {self.name} OUT",
-            )
+        if head := next((name for name in VALUE_HEADS if (self.path / name).is_file()), None):
+            fetch = "" if Path(self.name).expanduser().is_dir() else f"hf download {self.name} --local-dir DIR, then "
+            source = "DIR" if fetch else self.name
+            remedy = f"write it as a reward model first: {fetch}mmrl export {source} OUT"
+            raise self.unfit(f"{what} with its score in {head}", _POSSIBLE, remedy)
         raise self.unfit(what + self._shortage(), _POSSIBLE)
 
     @cached_property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -174,3 +175,43 @@ def test_a_head_of_another_width_is_refused_with_both(tmp_path):
     (folder / "model.safetensors").write_bytes(b"no weights")
     with pytest.raises(ConfigError, match="its weights cannot be read"):
         made(folder).prepare()
+
+
+def skywork_vl(source, folder):
+    """Skywork-VL-Reward's layout, which LLaMA-Factory writes: a policy, and its score in a file beside it."""
+    import torch
+    from safetensors.torch import save_file
+
+    shutil.copytree(source, folder)
+    draw = torch.Generator().manual_seed(2)
+    head = {"v_head.summary.weight": torch.randn(1, 128, generator=draw), "v_head.summary.bias": torch.tensor([0.25])}
+    save_file(head, folder / "value_head.safetensors", metadata={"format": "pt"})
+    return head
+
+
+def test_a_score_beside_a_policy_that_cannot_be_read_is_refused_by_name(models, tmp_path):
+    import torch
+    from safetensors.torch import save_file
+
+    from mmrl.engine.network.folder import ModelFolder
+    from mmrl.engine.network.policy import load_policy
+    from mmrl.engine.network.reward_model import RewardLoading, is_reward_model
+
+    folder = tmp_path / "skywork"
+    skywork_vl(models("qwen2_5_vl"), folder)
+    assert is_reward_model(folder) and not is_reward_model(models("qwen2_5_vl"))
+    save_file({"v_head.summary.weight": torch.zeros(1, 48)}, folder / "value_head.safetensors")
+    with pytest.raises(ConfigError, match="the score has 1x48 weights, and the model 1 x 128"):
+        load_policy(
+            ModelFolder.open(str(folder)), "cpu", "float32", freeze=(), temperature=1.0, loading=RewardLoading()
+        )
+    save_file({"v_head.weight": torch.zeros(1, 128)}, folder / "value_head.safetensors")
+    with pytest.raises(ConfigError, match=r"has no v_head\.summary\.weight"):
+        is_reward_model(folder)
+    (folder / "value_head.safetensors").rename(folder / "value_head.bin")
+    with pytest.raises(ConfigError, match=r"the score lies in value_head\.bin"):
+        is_reward_model(folder)
+    (folder / "value_head.bin").rename(folder / "value_head.safetensors")
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="the score of an adapter lies in value_head"):
+        is_reward_model(folder)

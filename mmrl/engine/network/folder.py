@@ -19,7 +19,7 @@ from mmrl.engine.network.optional_imports import without_unused
 from mmrl.engine.network.template import TemplateChoice, options_of
 from mmrl.engine.network.vocabulary import Vocabulary, ids_of, template_end
 from mmrl.errors import ConfigError, MMRLError, first_line
-from mmrl.score_head import as_reward_model
+from mmrl.score_head import VALUE_HEADS, as_reward_model
 
 CONFIGURATION = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
 """The files of a model on the hub that are read before its weights."""
@@ -177,7 +177,8 @@ class ModelFolder:
         """Names of all files that make up the model, weights included."""
         here = Path(self.path)
         configuration = {file.name for pattern in CONFIGURATION for file in here.glob(pattern)}
-        return sorted(configuration | {name for name in _weights(here) if (here / name).is_file()})
+        weights = (*_weights(here), VALUE_HEADS[0])
+        return sorted(configuration | {name for name in weights if (here / name).is_file()})
 
     @property
     def quantized_by(self) -> str | None:

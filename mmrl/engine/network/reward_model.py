@@ -17,7 +17,10 @@ from mmrl.engine.network.layout import rows_at
 from mmrl.engine.network.packed_inputs import PackedInputs, UniqueImages
 from mmrl.engine.network.policy import Loading, Policy, empty_model
 from mmrl.errors import ConfigError
-from mmrl.score_head import CLASS, sequence_classification_class
+from mmrl.score_head import CLASS, VALUE_HEADS, sequence_classification_class
+
+VALUE_WEIGHT = "v_head.summary.weight"
+"""The score's name in a file of ``VALUE_HEADS``."""
 
 
 class RewardModel(Policy):
@@ -58,7 +61,7 @@ class ScoreHead(torch.nn.Module):
 
 
 class RewardLoading(Loading):
-    """Reads reward models with their own score, and others with a new one.
+    """Reads reward models with their own score, also one that lies beside a policy, and others with a new one.
 
     Args:
         seed: Draws a new score.
@@ -71,12 +74,16 @@ class RewardLoading(Loading):
         self._seed, self._begins = seed, begins
 
     def read(self, folder: ModelFolder, options: dict[str, Any]) -> Any:
-        if self._has_score(folder):
+        beside = _score_beside(Path(folder.path))
+        if beside is None and self._has_score(folder):
             return read_reward_model(folder, options)
-        return with_score(super().read(folder, options), self._seed)
+        model = with_score(super().read(folder, options), self._seed)
+        if beside is not None:
+            _put(beside, model, f"{folder.key}.path: {folder.name}")
+        return model
 
     def empty(self, folder: ModelFolder, options: dict[str, Any]) -> Any:
-        if not self._has_score(folder):
+        if not self._has_score(folder) or _score_beside(Path(folder.path)) is not None:
             return with_score(super().empty(folder, options), self._seed)
         return empty_model(folder, options, sequence_classification_class)
 
@@ -88,7 +95,13 @@ class RewardLoading(Loading):
 
 
 def is_reward_model(folder: Path) -> bool:
-    """True if a folder holds a model with a score, by its config.json or by that of its adapter."""
+    """True if a folder holds a model with a score, by its config.json, by that of its adapter, or in a file beside it.
+
+    Raises:
+        ConfigError: The score lies in a file that is not read.
+    """
+    if _score_beside(folder) is not None:
+        return True
     for name, key in (("config.json", "architectures"), ("adapter_config.json", "modules_to_save")):
         if (folder / name).is_file():
             named = json.loads((folder / name).read_text(encoding="utf-8")).get(key) or []
@@ -149,6 +162,55 @@ def read_reward_model(folder: ModelFolder, options: Mapping[str, Any]) -> Any:
             remedy="name a complete folder of a reward model",
         )
     return model
+
+
+def _score_beside(folder: Path) -> torch.Tensor | None:
+    """(1, H) the score of a policy's folder in LLaMA-Factory's layout, such as Skywork-VL-Reward's; None without one.
+
+    The file has a bias too. All scores share it, so no comparison and no advantage within a group knows it, and it was
+    never trained: it is left out.
+
+    Raises:
+        ConfigError: It belongs to an adapter, or is a pickle.
+    """
+    from safetensors.torch import load_file
+
+    name, pickled = VALUE_HEADS
+    if (folder / pickled).is_file() and not (folder / name).is_file():
+        raise ConfigError(
+            f"the score lies in {pickled}, which can run code when it is read",
+            where=str(folder),
+            possible=f"{name}",
+            remedy="save the model again with safetensors",
+        )
+    if not (folder / name).is_file():
+        return None
+    if (folder / "adapter_config.json").is_file():
+        raise ConfigError(
+            f"the score of an adapter lies in {name}",
+            where=str(folder),
+            possible=f"a whole model beside {name}",
+            remedy="merge the adapter with the program that has written it",
+        )
+    weights = load_file(folder / name)
+    if VALUE_WEIGHT not in weights:
+        raise ConfigError(
+            f"{name} has no {VALUE_WEIGHT}",
+            where=str(folder / name),
+            possible=f"it has {', '.join(sorted(weights)[:3])}",
+        )
+    return weights[VALUE_WEIGHT]
+
+
+def _put(score: torch.Tensor, model: Any, where: str) -> None:
+    """Give a model the weight of its score."""
+    if score.shape != model.score.weight.shape:
+        raise ConfigError(
+            f"the score has {'x'.join(map(str, score.shape))} weights, and the model 1 x {model.score.weight.shape[1]}",
+            where=where,
+            remedy="put the file of the score beside the model that it belongs to",
+        )
+    model.score.weight.data.copy_(score)
 
 
 def _no_reward_model(folder: ModelFolder) -> ConfigError:
