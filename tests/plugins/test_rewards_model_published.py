@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from mmrl.engine.aids.tiny_model import write_tokenizer
 from mmrl.errors import ConfigError
-from mmrl.types import EncodedPrompt, Message, Prompt, Rollout, Unscored
+from mmrl.types import EncodedPrompt, ImageRef, Message, Prompt, Rollout, Unscored
 from mmrl_rewards.model import Model
 
 SIZES = {
@@ -187,6 +188,46 @@ def skywork_vl(source, folder):
     head = {"v_head.summary.weight": torch.randn(1, 128, generator=draw), "v_head.summary.bias": torch.tensor([0.25])}
     save_file(head, folder / "value_head.safetensors", metadata={"format": "pt"})
     return head
+
+
+def test_a_policy_with_its_score_beside_it_becomes_a_reward_model_by_export(models, tmp_path):
+    import torch
+    from PIL import Image
+    from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
+
+    from mmrl.engine.aids.exporting import export_model
+
+    folder, out = tmp_path / "skywork", tmp_path / "out"
+    head = skywork_vl(models("qwen2_5_vl", as_on_hub=True), folder)
+    with pytest.raises(ConfigError, match="ForConditionalGeneration with its score in value_head") as refused:
+        made(folder)._folder.check()
+    assert f"mmrl export {folder} OUT" in refused.value.remedy
+    for dtype in (None, "float32"):
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir()
+        export_model(folder, None, out, tmp_path / "media", dtype=dtype)
+    config = json.loads((out / "config.json").read_text())
+    assert (config["architectures"], config["num_labels"]) == (["Qwen2_5_VLForSequenceClassification"], 1)
+    assert not (out / "value_head.safetensors").exists()
+    image = tmp_path / "image.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (84, 112, 3), np.uint8)).save(image)
+    seen = replace(rollout(question="<image>What is it?").prompt, images=(ImageRef("h", 112, 84, str(image)),))
+    given = replace(rollout("A lamp."), prompt=seen)
+    processor = AutoProcessor.from_pretrained(folder)
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+    turns = [
+        {
+            "role": "user",
+            "content": [{"type": "image", "image": Image.open(image)}, {"type": "text", "text": "What is it?"}],
+        },
+        {"role": "assistant", "content": [{"type": "text", "text": "A lamp."}]},
+    ]
+    inputs = processor.apply_chat_template(turns, tokenize=True, return_dict=True, return_tensors="pt")
+    with torch.no_grad():
+        hidden_H = model(**inputs, output_hidden_states=True).hidden_states[-1][0, -1]
+    (score,) = made(out).score([given])
+    expected = (head["v_head.summary.weight"] @ hidden_H).item()
+    assert score == pytest.approx(expected, abs=1e-4)  # all scores lack the one bias of 0.25
 
 
 def test_a_score_beside_a_policy_that_cannot_be_read_is_refused_by_name(models, tmp_path):
