@@ -274,7 +274,7 @@ def _groups_of(algorithm: PluginSpec) -> str:
 def _unknowable(record: RecordedStep, result: Rerun) -> Iterator[str]:
     """Notes on limits of a what-if."""
     if any(group.credited.scored.is_given for group in record.groups):
-        yield "log-probs are the recorded policy's; later steps would have the same demonstrations and another policy"
+        yield "log-probs are the recorded policy's; later steps would have the same rows and another policy"
     else:
         yield "completions are those of the recorded policy; in every later step another one would have sampled others"
     if result.refills:

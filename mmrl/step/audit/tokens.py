@@ -15,7 +15,7 @@ SEEN = "It shows 7.\n", " and {x} <b>8</b>"
 """Texts of an observation."""
 PROMPTS = "tokens that are written twice or left out: one that begins a text, image tokens"
 TURNS = "separators dropped between turns, tool images that the template loses, earlier turns or thoughts rewritten"
-ENDS = "demonstrations without the token that ends a turn: their model never stops"
+ENDS = "completions without the token that ends a turn: their model never stops"
 
 
 def token_rows(probed: Probed, encoder: PromptEncoder, config: Config) -> Iterator[ProbeRow]:
@@ -28,7 +28,7 @@ def token_rows(probed: Probed, encoder: PromptEncoder, config: Config) -> Iterat
     if ends := probed.engine.describe().get("eos_token_ids"):
         endless = sum(int(sample.token_ids[-1]) not in ends for sample in given)
         if given:
-            yield counted("ends of turns", endless, f"of {len(given)} demonstrations have no end", ENDS)
+            yield counted("ends of turns", endless, f"of {len(given)} given completions have no end", ENDS)
 
 
 def turn_rows(encoder: PromptEncoder, prompts: Sequence[ProbePrompt]) -> Iterator[ProbeRow]:
