@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _SPLITS = ("train", "test", "warmup")
+_CAPTIONED = 3
+"""Digits of a document at most."""
 
 
 def write_digits(
@@ -34,11 +36,12 @@ def write_digits(
     test: int = 300,
     warmup: int = 0,
     pairs: float = 0.0,
+    captions: int = 0,
     seed: int = 0,
     image_size: int = 56,
     quarter_turns: int = 0,
 ) -> None:
-    """Write ``train.parquet``, ``test.parquet`` and, if asked for, ``warmup.parquet``.
+    """Write ``train.parquet``, ``test.parquet`` and, if asked for, ``warmup.parquet`` and documents with captions.
 
     Args:
         folder: Folder of the files; it holds nothing else under these names.
@@ -46,6 +49,8 @@ def write_digits(
         test: Held-out rows.
         warmup: Rows for a supervised warm-up, drawn from the training digits again, so that they overlap ``train``.
         pairs: Fraction of rows that show two digits and ask for their sum.
+        captions: Documents of one to three digits, each before its value, in ``captions.parquet``; an eighth as many of
+            held-out digits are in ``held_out_captions.parquet``.
         seed: Decides which digits are held out, and every draw.
         image_size: Side of a digit in pixels.
         quarter_turns: Times that each digit is turned to the left by a quarter of a circle.
@@ -54,10 +59,10 @@ def write_digits(
         DataError: An option is out of range, more single digits are asked for than there are, or ``folder`` holds
             other rows.
     """
-    if min(train, test, warmup) < 0 or not 0 <= pairs <= 1 or image_size < 8:
+    if min(train, test, warmup, captions) < 0 or not 0 <= pairs <= 1 or image_size < 8:
         raise DataError(
             "The digits cannot be drawn with these options",
-            possible="train, test and warmup of 0 or more, pairs between 0 and 1, image_size of 8 or more",
+            possible="train, test, warmup and captions of 0 or more, pairs between 0 and 1, image_size of 8 or more",
         )
     held_out, others = held_out_digits(seed)
     pools = {"train": others, "test": held_out, "warmup": others}
@@ -67,6 +72,9 @@ def write_digits(
         split: _draw(split, counts[split], pools[split], pairs, np.random.default_rng([seed, index]), draw)
         for index, split in enumerate(_SPLITS)
     }
+    documents = {"captions": (others, captions), "held_out_captions": (held_out, -(-captions // 8))}
+    for index, (split, (pool, count)) in enumerate(documents.items(), len(_SPLITS)):
+        examples[split] = _captioned(pool, count, np.random.default_rng([seed, index]), draw)
     write_splits(folder, examples)
 
 
@@ -123,6 +131,22 @@ def _example(digits: tuple[int, ...], picture: Image) -> Example:
     _, values = _digits()
     question = "What digit is this?" if len(digits) == 1 else "What is the sum of the two digits?"
     return Example(f"<image>{question}", (png(picture),), str(sum(int(values[digit]) for digit in digits)))
+
+
+def _captioned(
+    pool: npt.NDArray[np.int64], count: int, rng: np.random.Generator, draw: Callable[[tuple[int, ...]], Image]
+) -> list[Example]:
+    """Documents of pictures, each before its value."""
+    _, values = _digits()
+    chosen = [rng.choice(pool, 1 + place % _CAPTIONED) for place in range(count)]
+    return [
+        Example(
+            " ".join(f"<image> {values[digit]}" for digit in digits),
+            tuple(png(draw((int(digit),))) for digit in digits),
+            " ".join(str(values[digit]) for digit in digits),
+        )
+        for digits in chosen
+    ]
 
 
 @cache

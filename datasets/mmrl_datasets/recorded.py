@@ -168,7 +168,9 @@ class Source:
             possible = "trainer.run_dir of a run, or the folder of `mmrl eval --output`"
             remedy = f"check the path, from {Path.cwd()}"
             raise DataError(what, where=config.path, possible=possible, remedy=remedy) from error
-        if of_runs := [key for key in ("rollouts", "steps", "sets") if key in config.model_fields_set]:
+        defaults = {key: field.default for key, field in type(config).model_fields.items()}
+        # Not by the fields that were set: a run has all options in its config.
+        if of_runs := [key for key in ("rollouts", "steps", "sets") if getattr(config, key) != defaults[key]]:
             what = f"an evaluation's folder has no steps and no sets, and {' and '.join(of_runs)} choose among a run's"
             raise ConfigError(what, where=config.path, remedy=f"leave out {', '.join(of_runs)}")
         model = str(found.results.get("model") or f"the model of {config.path}")

@@ -29,6 +29,7 @@ from mmrl.types.prompt import (
 from mmrl.types.rollout import (
     ENVIRONMENT,
     GIVEN,
+    NO_VERSION,
     SCORE,
     TRUNCATED,
     Call,
@@ -50,6 +51,7 @@ __all__ = [
     "ENVIRONMENT",
     "GIVEN",
     "IMAGE_PLACEHOLDER",
+    "NO_VERSION",
     "SCORE",
     "THOUGHT_NAMES",
     "TRUNCATED",

@@ -21,6 +21,8 @@ is done. ``failed``: the environment did not answer as it must.
 """
 GIVEN = -1
 """The ``weight_version`` of a completion that nobody sampled: it is the dataset's own."""
+NO_VERSION = -2
+"""The ``weight_version`` of weights that no learner has sent, such as a model folder's own."""
 SCORE = "score"
 """The component that is the score of a candidate, which the dataset gives."""
 ENVIRONMENT = "environment"

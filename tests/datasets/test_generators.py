@@ -127,6 +127,19 @@ def test_the_answers_are_those_of_the_digits_shown(digit_folder: Path) -> None:
         assert row["solution"] == f"\\boxed{{{row['answer']}}}"
 
 
+def test_captions_are_documents_of_digits_and_their_values(tmp_path: Path) -> None:
+    write_digits(tmp_path, train=0, test=359, captions=40, seed=1)
+    held_out = {row["images"][0]["bytes"]: row["answer"] for row in rows(tmp_path / "test.parquet")}
+    for split, count in (("captions", 40), ("held_out_captions", 5)):
+        read = Table(Table.Config(path=str(tmp_path), split=split, document="problem")).load()
+        assert len(read) == count and {len(row.images) for row in read} == {1, 2, 3}
+        for row in read:
+            assert row.messages[0].content.replace("<image> ", "") == row.columns["answer"]
+            shown = [held_out.get(image.data) for image in row.images]
+            values: list[str | None] = list(row.columns["answer"].split())
+            assert shown == ([None] * len(shown) if split == "captions" else values)
+
+
 def test_no_digit_of_a_test_row_is_trained_on(digit_folder: Path) -> None:
     shown = {
         split: {half.tobytes() for row in rows(digit_folder / f"{split}.parquet") for half in halves(row)}

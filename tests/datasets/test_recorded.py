@@ -286,6 +286,8 @@ def test_an_evaluations_folder_is_read_while_it_grows(make: Maker) -> None:
     assert imitated(load(output.path, keep={"above": 0})) == {"text/0": "7", "one/0": "blue"}
     after = loaded(output.path)
     assert after.sampled()[0].by == "models/second" and not after.notes() and after.fingerprint() != before
+    in_a_run = Recorded.Config(path=str(output.path)).model_dump()  # whose config has every option
+    assert compared(Recorded(Recorded.Config(**in_a_run)).load()) == compared(load(output.path))
     with pytest.raises(ConfigError, match="no steps and no sets, and rollouts and steps choose among a run's"):
         loader(output.path, rollouts="both", steps=[1]).load()
 

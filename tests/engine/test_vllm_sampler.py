@@ -25,7 +25,6 @@ from mmrl.engine.sampler.admissions import Admissions
 from mmrl.engine.sampler.sampler_memory import weights_in_vllm
 from mmrl.engine.sampler.sleep_backend import install
 from mmrl.engine.sampler.vllm_sampler import (
-    NO_VERSION,
     VLLMSampler,
     banned_ids_processor,
     engine_arguments,
@@ -38,7 +37,7 @@ from mmrl.ops.objective import training_rows
 from mmrl.ops.parity import Gap
 from mmrl.ops.pinned import pinned_bytes
 from mmrl.system.read_ahead import ReadAhead
-from mmrl.types import Message, Prompt, RawImage, Rollout
+from mmrl.types import NO_VERSION, Message, Prompt, RawImage, Rollout
 from tests.engine import episodes
 
 TEMPERATURE = 0.8

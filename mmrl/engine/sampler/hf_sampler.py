@@ -16,7 +16,7 @@ from mmrl.engine.network.plain_model import copy_weights, plain_inputs
 from mmrl.engine.network.vision import ImageInputs
 from mmrl.engine.sampler.admissions import OneByOneSampler, continued
 from mmrl.engine_api import SamplingRequest
-from mmrl.types import FloatArray, IntArray, Rollout, RolloutGroup, Segment
+from mmrl.types import NO_VERSION, FloatArray, IntArray, Rollout, RolloutGroup, Segment
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class HFSampler(OneByOneSampler):
         # ``generate`` fills what a request leaves open from here: the folder's defaults would change the distribution.
         self._model.generation_config = GenerationConfig()
         self._folder, self._images, self._device = folder, images, device
-        self.weight_version = -1
+        self.weight_version = NO_VERSION
 
     def sleep(self) -> None:
         """Both copies of the weights stay on the device."""

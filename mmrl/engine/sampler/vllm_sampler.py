@@ -25,7 +25,7 @@ from mmrl.engine.text.encoding import unexpanded
 from mmrl.engine_api import SamplingRequest
 from mmrl.errors import NumericsError
 from mmrl.system.read_ahead import ReadAhead
-from mmrl.types import FinishReason, FloatArray, IntArray, Rollout, RolloutGroup, Segment
+from mmrl.types import NO_VERSION, FinishReason, FloatArray, IntArray, Rollout, RolloutGroup, Segment
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
@@ -35,9 +35,6 @@ T = TypeVar("T")
 
 IMAGE_CACHE_GIB = 1
 """Preprocessed images that vLLM keeps in the rank's memory, until it sleeps; ``sampler.engine`` may say otherwise."""
-
-NO_VERSION = -1
-"""In place of a version: the next sync sends the weights in any case."""
 
 
 class VLLMSampler(SteppingSampler):
