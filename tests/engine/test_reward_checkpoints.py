@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from mmrl.commands.export.usage import usage
 from mmrl.engine.aids.exporting import export_adapter, export_model
 from mmrl.engine.footprint import PlannedModel
 from mmrl.engine.network.folder import ModelFolder
@@ -89,7 +91,7 @@ def test_scores_do_not_depend_on_the_rows_that_they_are_computed_in(start, visio
 
 
 @pytest.mark.parametrize("way", ways(()))
-def test_an_exported_model_has_the_scores_of_the_learner(way, step, vision, tmp_path):
+def test_an_exported_model_has_the_scores_of_the_learner(way, step, vision, tmp_path, capsys):
     _, scores, _ = step(way, slice(0, 2), save=tmp_path)
     source, target = tmp_path / "reward/model", tmp_path / "exported"
     assert is_reward_model(source)
@@ -119,6 +121,19 @@ def test_an_exported_model_has_the_scores_of_the_learner(way, step, vision, tmp_
         config = json.loads((merged / "adapter_config.json").read_text())
         assert config["modules_to_save"] == ["score"] and config["task_type"] == "SEQ_CLS"
         assert "base_model.model.score.weight" in load_file(merged / "adapter_model.safetensors")
+    if way == "lora":
+        printed = [_shown_by_card(folder, tmp_path / "picture.png", capsys) for folder in (target, merged)]
+        assert printed[0] == pytest.approx(printed[1], abs=1e-5) and abs(printed[0]) > 1e-3
+
+
+def _shown_by_card(folder: Path, picture: Path, capsys: pytest.CaptureFixture[str]) -> float:
+    """The score that the lines of a folder's card print."""
+    Image.new("RGB", (56, 56), (200, 30, 30)).save(picture)
+    is_adapter = (folder / "adapter_config.json").exists()
+    code = usage(str(folder), is_adapter=is_adapter, reads_images=True, scores=True)
+    capsys.readouterr()
+    exec(code.replace("picture.png", str(picture)), {})
+    return float(capsys.readouterr().out)
 
 
 @torch.no_grad()

@@ -103,6 +103,7 @@ class ModelCard:
             name,
             is_adapter=is_adapter,
             reads_images=facts["reads_images"],
+            scores=facts.get("scores", False),
             options=config["data"].get("template_options") if config else None,
             has_own_template=bool(config and config["model"].get("chat_template")),
         )
@@ -111,7 +112,7 @@ class ModelCard:
         if record and self.checkpoint:
             parts += ["## Training", _table(("", ""), list(self._training(record, config, facts)))]
             parts += [*_curves(self.checkpoint), "## Config", _config(config)]
-        metadata = self._metadata(config, is_adapter, facts["reads_images"], record) | dict(licence)
+        metadata = self._metadata(config, is_adapter, facts, record) | dict(licence)
         header = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)
         return redactor()(f"---\n{header}---\n\n" + "\n\n".join(parts) + "\n")
 
@@ -139,7 +140,7 @@ class ModelCard:
         return Path()
 
     def _metadata(
-        self, config: Mapping[str, Any], is_adapter: bool, reads_images: bool, record: Mapping[str, Any] | None
+        self, config: Mapping[str, Any], is_adapter: bool, facts: Mapping[str, Any], record: Mapping[str, Any] | None
     ) -> dict[str, Any]:
         """The hub's keys, which find the model by its base, its data and its use."""
         found: dict[str, Any] = {}
@@ -147,7 +148,8 @@ class ModelCard:
             found["base_model"] = self.base.name
             found["base_model_relation"] = "adapter" if is_adapter else "finetune"
         found["library_name"] = "peft" if is_adapter else "transformers"
-        found["pipeline_tag"] = "image-text-to-text" if reads_images else "text-generation"
+        writes = "image-text-to-text" if facts["reads_images"] else "text-generation"
+        found["pipeline_tag"] = "text-classification" if facts.get("scores") else writes
         if record and (names := list(dict.fromkeys(_hub_datasets(record["config"], self._began_in)))):
             found["datasets"] = names
         algorithm = [_plain_name(config["algorithm"]["name"])] if config else []

@@ -113,9 +113,9 @@ class ExportReport:
         files = plural(done.files, "file")
         yield f"weights   {done.weights} in {done.dtype}{origin}; {done.size_bytes / 1e6:.1f} MB in {files}"
         yield f"kept      {', '.join(done.kept)}"
-        compared = f"{plural(done.tokens, 'token')} of {plural(done.samples, 'sample')}"
+        compared = f"{plural(done.tokens, 'score' if done.scores else 'token')} of {plural(done.samples, 'sample')}"
         rounded = f", all from rounding to {done.dtype}" if done.is_rounded else ""
-        gap = f"mean {done.gap.abs_mean:.1e}, max {done.gap.abs_max:.1e} nats apart"
+        gap = f"mean {done.gap.abs_mean:.1e}, max {done.gap.abs_max:.1e} {'' if done.scores else 'nats '}apart"
         yield f"compared  {compared}, before and after: {gap}{rounded}"
         yield f"wrote     {_shown(self.out)}"
 
@@ -328,6 +328,7 @@ def _provenance(exported: ExportedModel, done: Export, folder: Path) -> dict[str
         "exported_by": {"mmrl": __version__, **versions},
         "dtype": done.dtype,
         "reads_images": done.reads_images,
+        "scores": done.scores,
         "weights": done.weights,
         "weights_from_float32_masters": done.masters,
         "agreement": {"tokens": done.tokens, **dataclasses.asdict(done.gap)},

@@ -59,6 +59,7 @@ class Export:
         gap: Between the source and the written folder, rounding included.
         is_rounded: True if weights were rounded to the type.
         reads_images: True if the model reads images.
+        scores: True of a reward model, of which scores were compared, one of each sample.
     """
 
     stored: str
@@ -73,6 +74,7 @@ class Export:
     gap: Gap
     is_rounded: bool
     reads_images: bool
+    scores: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ def export_model(
     policy, masters = _load(folder, adapter), 0
     if state and adapter is None and set(stored) != {written}:
         masters = _take_masters(policy, SavedState(state), stored)
-    before = _read(folder, policy, media)
+    before, scores = _read(folder, policy, media), bool(policy.scored_by)
     if adapter is not None:
         del policy  # its adapters are beside its weights; before the next one is loaded
         policy = _merged(folder, adapter)
@@ -137,7 +139,7 @@ def export_model(
     kept = tuple(kept_files(Path(folder.path)))
     counts = len(before.token_ids), len(before.logprobs)
     first, read = stored.most_common(1)[0][0], folder.family.vision
-    return Export(first, written, weights, masters, len(sizes), sum(sizes), kept, *counts, gap, not exact, read)
+    return Export(first, written, weights, masters, len(sizes), sum(sizes), kept, *counts, gap, not exact, read, scores)
 
 
 def export_adapter(source: Path, target: Path, media: Path, *, base: str | None = None) -> Export:
@@ -162,7 +164,8 @@ def export_adapter(source: Path, target: Path, media: Path, *, base: str | None 
         stored = {code: name for name, code in DTYPES.items()}[weights.get_slice(keys[0]).get_dtype()]
     size, counts = (target / adapters.WEIGHTS).stat().st_size, (len(before.token_ids), len(before.logprobs))
     read = folder.family.vision
-    return Export(stored, stored, len(keys), 0, 1, size, files[2:], *counts, gap, False, read)
+    scores = is_reward_model(source)
+    return Export(stored, stored, len(keys), 0, 1, size, files[2:], *counts, gap, False, read, scores)
 
 
 def write_merged(adapter: Path, target: Path) -> None:
