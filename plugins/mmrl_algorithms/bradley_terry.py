@@ -23,6 +23,8 @@ Where implementations disagree:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -87,6 +89,15 @@ class BradleyTerry(Algorithm):
         )
 
 
+def _ordered_pairs(tokens: PackedTokens) -> Iterator[tuple[int, int]]:
+    """Places of a better and of a worse sequence of each ordered pair of a group."""
+    scores, members = tokens.score_N.tolist(), dict[int, list[int]]()
+    for place, group in enumerate(tokens.group_N.tolist()):
+        members.setdefault(group, []).append(place)
+    for places in members.values():
+        yield from (pair for pair in permutations(places, 2) if scores[pair[0]] > scores[pair[1]])
+
+
 class OrderedPairs:
     """All ordered pairs of each group of a micro-batch. Letters: ``N`` sequences, ``M`` pairs, ``G`` groups.
 
@@ -98,8 +109,7 @@ class OrderedPairs:
         self._tokens = tokens
         self._best_G, _ = tokens.pairs()
         self._groups_G, self._group_N = tokens.group_N.unique(return_inverse=True)
-        together_NN = tokens.group_N[:, None] == tokens.group_N
-        self.chosen_M, self.rejected_M = (together_NN & (tokens.score_N[:, None] > tokens.score_N)).nonzero().T
+        self.chosen_M, self.rejected_M = tokens.group_N.new_tensor(list(_ordered_pairs(tokens))).reshape(-1, 2).T
 
     def on_tokens(self, values_M: torch.Tensor) -> torch.Tensor:
         """(T,) the mean over a group's pairs, on every token of the group."""

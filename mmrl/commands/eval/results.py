@@ -227,10 +227,8 @@ class ComparedResults(Results):
             yield f"        {self.ablation.blank['eval/loss'].value:.4g} of {rows}, which were blank"
 
 
-_COMPARED = tuple(
-    f"eval/{name}"
-    for name in ("accuracy", "margin", "reward_chosen", "reward_rejected", "length_chosen", "length_rejected")
-)
+_SIDES = [f"{name}_{side}" for name in ("reward", "score", "length") for side in ("chosen", "rejected")]
+_COMPARED = tuple(f"eval/{name}" for name in ("accuracy", "margin", *_SIDES))
 """Metrics of comparisons that have a column."""
 
 
