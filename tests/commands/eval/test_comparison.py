@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ class Rule:
 
     def score(self, samples: Sequence[Sample], **options: Any) -> list[FloatArray]:
         return [(-self._factor * (1 + sample.token_ids % 5)).astype(np.float32) for sample in samples]
+
+    def final_values(self, samples: Sequence[Sample]) -> FloatArray:
+        return np.array([self._factor * float((sample.token_ids % 5).mean()) for sample in samples], np.float32)
 
 
 class Engine(Learner):
@@ -147,6 +151,40 @@ def test_an_algorithm_without_a_reference_compares_a_model_by_itself(
         "mean",
     ]
     assert set(engines[0].networks) == {"policy"} and engines[0].initial is None
+
+
+def test_a_reward_model_is_judged_by_its_scores_with_ties_one_half_and_each_category_once(
+    evaluate: Callable[..., int], engines: list[Engine], tmp_path: Path, capsys: Any
+) -> None:
+    data = [f"data.eval.path={tmp_path / 'graded.jsonl'}", "algorithm={name: bradley_terry, centre: 0}"]
+    rows = [
+        ("topic a", ["blue", "red or green", "x"], [2, 1, 0]),
+        ("topic a", ["yes", "no"], [0, 1]),
+        ("topic b", ["seven", "7"], [1, 0]),
+    ]
+    lines = [
+        {"prompt": f"What is {n}?", "candidates": texts, "scores": scores, "topic": topic, "of": "one"}
+        for n, (topic, texts, scores) in enumerate(rows)
+    ]
+    (tmp_path / "graded.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert evaluate(*data, "--output", tmp_path / "out", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(engines[0].networks) == {"reward"} and engines[0].initial is None
+    records, right, margins = list(read_lines(tmp_path / "out" / "samples.jsonl")), [], []
+    for _, members in groupby(records, key=lambda record: record["group"]):
+        scored = [(each["rewards"]["score"], each["final_value"]) for each in members]
+        pairs = [a - b for one, a in scored for other, b in scored if one > other]
+        margins.append(np.mean(pairs))
+        right.append(np.mean([0.5 * (1 + np.sign(each)) for each in pairs]))
+    metrics = {name: each["value"] for name, each in found["metrics"].items()}
+    assert metrics["eval/margin"] == pytest.approx(np.mean(margins), rel=1e-6)
+    assert metrics["eval/accuracy"] == pytest.approx(np.mean(right), rel=1e-6)
+    assert metrics["eval/macro_accuracy"] == pytest.approx((np.mean(right[:2]) + right[2]) / 2, rel=1e-6)
+    assert metrics["eval/score_chosen"] - metrics["eval/score_rejected"] == pytest.approx(metrics["eval/margin"])
+    assert found["settings"]["reference"] is None and all(not each["learner_logprobs"] for each in records)
+    assert evaluate(*data) == 0
+    shown = capsys.readouterr().out
+    assert "3 comparisons by bradley_terry" in shown and "score chosen" in shown and "mean of categories" in shown
 
 
 @pytest.mark.parametrize(
