@@ -221,6 +221,18 @@ def test_a_learner_without_updates_has_the_scores_of_a_reward_models_folder(writ
             learner.network("policy")
 
 
+def test_a_new_score_is_trained_whatever_is_frozen(vision):
+    """From the first step on, at a size at which the body learns with it; the same seed draws the same."""
+    freeze = ("vision", "projector", "language")
+    options: dict[str, Any] = {"freeze": freeze, "temperature": 1.0}
+    one, same, other = (
+        load_policy(vision.folder, "cpu", "float32", **options, loading=RewardLoading(seed)) for seed in (1, 1, 2)
+    )
+    assert [name for name, p in one.model.named_parameters() if p.requires_grad] == ["score.weight"]
+    assert torch.equal(one.score, same.score) and not torch.equal(one.score, other.score)
+    assert float(one.score.std() * one.score.shape[1] ** 0.5) == pytest.approx(1, abs=0.2)
+
+
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen2", "llama"])
 def test_a_plan_counts_a_score_in_place_of_the_head(family, bench):
     folder = bench(family).folder
