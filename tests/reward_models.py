@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from mmrl.engine.aids.tiny_model import turn_experts
 from mmrl.engine.network.family import FAMILIES
 from mmrl.score_head import as_reward_model, sequence_classification_class
 
@@ -43,6 +44,7 @@ def write_reward_model(source: Path, folder: Path, *, std: float = 1.0, seed: in
     for path in (folder / "written").glob("*.safetensors*"):
         path.rename(folder / path.name)
     shutil.rmtree(folder / "written")
+    turn_experts(folder, model.config.model_type)
     config = as_reward_model(json.loads((source / "config.json").read_text()), type(model).__name__)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     return folder
