@@ -220,6 +220,8 @@ def test_auto_says_which_device_and_options_are_checked(folders):
     (note,) = reward.check(None)
     assert "runs on cpu" in note or "runs on cuda" in note
     assert made(folders["qwen2"]).check(None) == []
+    with pytest.raises(ConfigError, match="it is Qwen2ForCausalLM, a policy"):
+        made(folders["headless"]).check(None)  # on the driver, before a worker or an engine starts
     with pytest.raises(ValidationError, match="auto, cpu, cuda or cuda:N"):
         Model.Config(path="x", device="gpu")
     assert Model.Config(path="x").trust_remote_code is False
