@@ -216,8 +216,6 @@ class TrainingRun:
         saved = self._start.saved
         if saved is not None and saved.step >= self._config.trainer.steps:
             return
-        if self._setup.trains_reward_model:  # it has no log-probs to compare; its first steps compare scores
-            return
         with self._setup.media.passing():  # the folder keeps the images of rows alone
             told = audit(engine, self._setup.encoder, self._config, self._tell)
         if told:

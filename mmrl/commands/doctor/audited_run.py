@@ -37,10 +37,12 @@ from mmrl.step.audit.agreement import agreement_rows
 from mmrl.step.audit.probe_prompts import fitting
 from mmrl.step.audit.probe_row import ProbeRow
 from mmrl.step.audit.probed import probed
+from mmrl.step.audit.scores import score_rows, scores_of
+from mmrl.step.audit.sight import SIGHT
 from mmrl.step.audit.start_audit import cheap_rows
 from mmrl.step.audit.tokens import prompt_row
 from mmrl.step.learn import LearnSettings, finished, learn
-from mmrl.types import EncodedPrompt, ScoredGroup
+from mmrl.types import EncodedPrompt, FloatArray, ScoredGroup
 
 if TYPE_CHECKING:
     from mmrl.engine.text.encoding import Encoder
@@ -177,16 +179,24 @@ class Audit:
         groups = self._groups()
         samples = [rollout for group in groups for rollout in group.rollouts]
         with self._engine.learning() as learner:
-            policy = learner.network("policy")
-            before = policy.score(samples)
+            trained = learner.network(setup.algorithm.network)
+
+            def numbers() -> list[FloatArray]:
+                return [trained.final_values(samples)] if setup.trains_reward_model else trained.score(samples)
+
+            before = numbers()
             finished(learn(groups, setup.algorithm, learner, LearnSettings.of(self._config, frozenset(), 1)))
-            after = policy.score(samples)
-        self._row(moved_row(Gap.between(before, after), self._engine.precision))
+            moved = Gap.between(before, numbers())
+        self._row(moved_row(moved, self._engine.precision, "scores" if setup.trains_reward_model else "log-probs"))
 
     def _after(self) -> None:
         if not self._prompts:
             return
         self._inspect("after an update")
+        if (scores := scores_of(self._engine, self._encoder, self._config, total_tokens=inf)) is not None:
+            for row in worst_of_each([row for row in score_rows(scores) if not row.probe.startswith(SIGHT)]):
+                self._row(row)
+            return
         if (found := probed(self._engine, self._encoder, self._config, total_tokens=inf)) is not None:
             for row in worst_of_each(list(agreement_rows(found))):
                 self._row(row)

@@ -58,13 +58,13 @@ def weight_row(report: WeightReport, when: str) -> ProbeRow:
     )
 
 
-def moved_row(moved: Gap, precision: str) -> ProbeRow:
-    """The move of the log-probs in an update; less would hide a sampler that kept the old weights."""
+def moved_row(moved: Gap, precision: str, what: str = "log-probs") -> ProbeRow:
+    """The move of the log-probs, or of scores, in an update; less would hide a sampler that kept the old weights."""
     bound = LIMITS[precision].mean_stop
     return ProbeRow.more_than(
         "update moved",
         moved.abs_mean,
         bound,
-        f"an optimizer step moved log-probs by {moved.abs_mean:.2g} nats on average",
+        f"an optimizer step moved {what} by {moved.abs_mean:.2g}{' nats' * (what == 'log-probs')} on average",
         "gradients that are lost or zero, an optimizer without parameters, weights that are frozen",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from mmrl.config.sections import Config
 from mmrl.engine_api import Engine, PromptEncoder
@@ -11,7 +11,8 @@ from mmrl.errors import NumericsError, plural
 from mmrl.step.audit.agreement import agreement_rows
 from mmrl.step.audit.probe_prompts import PROMPT_TOKENS
 from mmrl.step.audit.probe_row import ProbeRow
-from mmrl.step.audit.probed import Probed, probed
+from mmrl.step.audit.probed import probed
+from mmrl.step.audit.scores import score_rows, scores_of
 from mmrl.step.audit.sight import CURE, SIGHT, sight_rows
 from mmrl.step.audit.tokens import token_rows
 
@@ -29,26 +30,30 @@ def cheap_rows(
     Args:
         total_tokens: As of ``fitting``.
     """
+    if (scores := scores_of(engine, encoder, config, total_tokens=total_tokens)) is not None:
+        yield from [left_out_row(scores.left_out)] if scores.left_out else []
+        yield from score_rows(scores)
+        return
     found = probed(engine, encoder, config, total_tokens=total_tokens)
     if found is None:
         return
     if found.left_out:
-        yield left_out_row(found)
+        yield left_out_row(found.left_out)
     if found.samples:
         yield from agreement_rows(found)
         yield from sight_rows(found)
         yield from token_rows(found, encoder, config)
 
 
-def left_out_row(probed: Probed) -> ProbeRow:
-    """A row, never bad, of prompts that were not asked."""
+def left_out_row(left_out: Mapping[str, str]) -> ProbeRow:
+    """A row, never bad, of prompts that were not asked, by why."""
     names = dict[str, list[str]]()
-    for name, why in probed.left_out.items():
+    for name, why in left_out.items():
         names.setdefault(why, []).append(name)
     told = "; ".join(f"{', '.join(each)} ({why})" for why, each in names.items())
-    found = f"{plural(len(probed.left_out), 'prompt')} left out: {told}"
+    found = f"{plural(len(left_out), 'prompt')} left out: {told}"
     finds = "what those prompts are made for"
-    return ProbeRow("prompts left out", float(len(probed.left_out)), 0.0, "warn", found, finds)
+    return ProbeRow("prompts left out", float(len(left_out)), 0.0, "warn", found, finds)
 
 
 def audit(engine: Engine, encoder: PromptEncoder, config: Config, event: Callable[..., None]) -> str:
