@@ -65,8 +65,6 @@ class RankEngine:
         self._max_images = spec.max_sequence_images if spec.folder.family.vision else 0
         self._in_use = ""
         self._memory_bytes_max = 0
-        if device.keeps_freed_memory(kind):
-            keep_freed()
         self._freed = {"sampling": FreedMemory(), "learning": FreedMemory()}
         self._tracer = Tracer(kind)
         # The group of all ranks first: vLLM would make one of its tensor-parallel ranks alone.
@@ -95,6 +93,8 @@ class RankEngine:
             if isinstance(self._sampler, VLLMSampler) and torch.distributed.get_world_size() == 1:
                 self._sampler.close()
             raise
+        if device.keeps_freed_memory(kind):  # from here on: what loading frees is not needed again
+            keep_freed()
 
     @property
     def precision(self) -> str:

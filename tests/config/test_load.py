@@ -490,7 +490,7 @@ def test_all_errors_are_reported_at_once_with_their_lines(write) -> None:
         ("learner.warmup_steps=10", "but the run has only 10 optimizer steps"),
         ("model.lora={rank: 8}", ""),
         ("model.lora={rank: 0}", "greater than or equal to 1"),
-        ("model.lora={targets: []}", "at least 1"),
+        ("model.lora={targets: []}", "1 value at least, and has none"),
         ("model.lora={r: 8}", "possible: rank, alpha, targets"),
         (
             "model.lora=true",

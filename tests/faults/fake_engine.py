@@ -38,7 +38,7 @@ class FakeEngine(OneByOneSampler, Learner):
 
     precision = "float32"
 
-    def __init__(self, config: Config, algorithm: Algorithm, checkpoint: Path | None) -> None:
+    def __init__(self, config: Config, algorithm: Algorithm | None, checkpoint: Path | None) -> None:
         super().__init__()
         self._config, self._algorithm = config, algorithm
         generator = torch.Generator().manual_seed(7)
@@ -47,7 +47,7 @@ class FakeEngine(OneByOneSampler, Learner):
         self.optimizer = torch.optim.AdamW([self.logits_PV], lr=config.learner.lr)
         self.updates = 0
         self.networks: Mapping[str, Any] = {"policy": self, "reference": SimpleNamespace(score=self._of_reference)}
-        self._scores = algorithm.network == "reward"
+        self._scores = algorithm is not None and algorithm.network == "reward"
         if self._scores:
             self.networks = {"reward": self}
         if checkpoint is not None:
