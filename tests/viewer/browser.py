@@ -57,6 +57,8 @@ def chromium(width: int = 1280, height: int = 900) -> Iterator[Chrome]:
         for flag in (*_FLAGS, f"--user-data-dir={profile}", f"--window-size={width},{height}"):
             options.add_argument(flag)
         driver = webdriver.Chrome(options, webdriver.ChromeService(str(shutil.which(_DRIVER))))
+        # A browser without a window may take itself for one in the background, where nothing gets the focus.
+        driver.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})
         try:
             yield driver
         finally:
