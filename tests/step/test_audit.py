@@ -81,7 +81,7 @@ class Faulty:
     @contextmanager
     def learning(self) -> Iterator[Faulty]:
         with self.engine.learning() as learner:
-            self.policy = learner.network("policy")
+            self.networks, self.policy = learner.networks, learner.network("policy")
             yield self
 
     def network(self, role: str) -> Faulty:
