@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from mmrl.errors import DataError, ResourceError
 from mmrl_datasets.command import run
-from mmrl_datasets.layout import HELD_OUT_FRACTION, Example, png, write_splits
+from mmrl_datasets.layout import HELD_OUT_FRACTION, Example, boxed, png, write_splits
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -37,11 +38,12 @@ def write_digits(
     warmup: int = 0,
     pairs: float = 0.0,
     captions: int = 0,
+    verdicts: int = 0,
     seed: int = 0,
     image_size: int = 56,
     quarter_turns: int = 0,
 ) -> None:
-    """Write ``train.parquet``, ``test.parquet`` and, if asked for, ``warmup.parquet`` and documents with captions.
+    """Write ``train.parquet``, ``test.parquet`` and, if asked for, ``warmup.parquet``, captions and verdicts.
 
     Args:
         folder: Folder of the files; it holds nothing else under these names.
@@ -51,6 +53,8 @@ def write_digits(
         pairs: Fraction of rows that show two digits and ask for their sum.
         captions: Documents of one to three digits, each before its value, in ``captions.parquet``; an eighth as many of
             held-out digits are in ``held_out_captions.parquet``.
+        verdicts: Rows of one digit with all ten answers, of which the right one has the score 1, in
+            ``verdicts.parquet``.
         seed: Decides which digits are held out, and every draw.
         image_size: Side of a digit in pixels.
         quarter_turns: Times that each digit is turned to the left by a quarter of a circle.
@@ -59,10 +63,10 @@ def write_digits(
         DataError: An option is out of range, more single digits are asked for than there are, or ``folder`` holds
             other rows.
     """
-    if min(train, test, warmup, captions) < 0 or not 0 <= pairs <= 1 or image_size < 8:
+    if min(train, test, warmup, captions, verdicts) < 0 or not 0 <= pairs <= 1 or image_size < 8:
         raise DataError(
             "The digits cannot be drawn with these options",
-            possible="train, test, warmup and captions of 0 or more, pairs between 0 and 1, image_size of 8 or more",
+            possible="counts of 0 or more, pairs between 0 and 1, image_size of 8 or more",
         )
     held_out, others = held_out_digits(seed)
     pools = {"train": others, "test": held_out, "warmup": others}
@@ -75,6 +79,8 @@ def write_digits(
     documents = {"captions": (others, captions), "held_out_captions": (held_out, -(-captions // 8))}
     for index, (split, (pool, count)) in enumerate(documents.items(), len(_SPLITS)):
         examples[split] = _captioned(pool, count, np.random.default_rng([seed, index]), draw)
+    rng = np.random.default_rng([seed, len(examples)])
+    examples["verdicts"] = [_judged(row, rng) for row in _draw("verdicts", verdicts, others, 0.0, rng, draw)]
     write_splits(folder, examples)
 
 
@@ -147,6 +153,13 @@ def _captioned(
         )
         for digits in chosen
     ]
+
+
+def _judged(row: Example, rng: np.random.Generator) -> Example:
+    """The row with each answer, in any order, and its score."""
+    answers = [str(digit) for digit in rng.permutation(10)]
+    scores = [float(answer == row.answer) for answer in answers]
+    return replace(row, columns={"candidates": [boxed(answer) for answer in answers], "scores": scores})
 
 
 @cache

@@ -140,6 +140,15 @@ def test_captions_are_documents_of_digits_and_their_values(tmp_path: Path) -> No
             assert shown == ([None] * len(shown) if split == "captions" else values)
 
 
+def test_verdicts_are_all_ten_answers_of_which_the_right_one_scores(tmp_path: Path) -> None:
+    write_digits(tmp_path, train=1438, test=0, verdicts=30)
+    known = {row["images"][0]["bytes"]: row["answer"] for row in rows(tmp_path / "train.parquet")}
+    for row in Table(Table.Config(path=str(tmp_path), split="verdicts")).load():
+        assert {each.text for each in row.candidates} == {f"\\boxed{{{digit}}}" for digit in range(10)}
+        (right,) = (each.text for each in row.candidates if each.score)
+        assert right == f"\\boxed{{{known[row.images[0].data]}}}"
+
+
 def test_no_digit_of_a_test_row_is_trained_on(digit_folder: Path) -> None:
     shown = {
         split: {half.tobytes() for row in rows(digit_folder / f"{split}.parquet") for half in halves(row)}
