@@ -43,11 +43,12 @@ done
 train digits_reward reward "model.path=$(last sft model)" "data.train.path=$base/data" \
     "data.mix.0.path=$run/answers/train" "data.eval.path=$run/answers/test" "$@"
 
-say "RLHF: GRPO from the SFT policy, with the reward model and nothing else"
+say "RLHF: GRPO from the SFT policy, with the reward model, and a rule that an answer has its end"
 train digits_rlhf grpo "model.path=$(last sft model)" "rewards.0.path=$(last reward reward/model)" "${data[@]}" "$@"
 
-say "DPO from there, on the groups that GRPO has sampled, in the reward model's order"
-train digits_dpo dpo "model.path=$(last grpo model)" "data.train.path=$run/grpo" "data.eval.path=$base/data" "$@"
+say "DPO from there, on the groups that GRPO has sampled, in the order of its rewards"
+train digits_dpo dpo "model.path=$(last grpo model)" "data.train.path=$run/grpo" "data.eval.path=$base/data" \
+    trainer.steps=40 learner.lr=1e-4 "$@"
 
 "$python" - "$run" <<'PYTHON'
 import sys

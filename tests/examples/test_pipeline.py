@@ -93,13 +93,15 @@ def test_the_reward_model_learns_verdicts_and_the_policys_own_answers_as_exact_j
     assert config["architectures"] == ["Qwen2_5_VLForSequenceClassification"] and config["num_labels"] == 1
 
 
-def test_the_policy_learns_from_the_reward_model_alone_and_dpo_from_its_order(folder: Path) -> None:
+def test_the_policy_learns_from_the_reward_model_and_the_form_and_dpo_from_their_order(folder: Path) -> None:
     sampled, learned = load_run(folder / "rlhf"), load_run(folder / "dpo")
     for each in sampled.rollouts(1):
         assert isinstance(each.rewards["model"], float) and each.rewards["exact"] in (0, 1)
     assert 0 <= sampled.metrics["eval/accuracy"] <= 1
     rollouts = [each for step in (1, 2) for each in sampled.rollouts(step)]
-    then = {(each.rollout.prompt.id, each.text): each.rewards["model"] for each in rollouts}
+    then = {
+        (each.rollout.prompt.id, each.text): each.rewards["model"] + 5 * each.rewards["format"] for each in rollouts
+    }
     for each in (each for step in learned.rollout_steps for each in learned.rollouts(step)):
         name = each.rollout.prompt.id.rpartition("epoch-0/")[2]
         assert each.rewards[SCORE] == pytest.approx(then[name, each.text])
