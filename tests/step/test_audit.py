@@ -128,7 +128,7 @@ def seeing(start: Callable[..., Any]) -> Any:
 
 @pytest.fixture(scope="module")
 def sound(seeing: Any, vision: Any) -> Probed:
-    """What a sound engine answers to the probes."""
+    """Returns the answers of a sound engine to the probes."""
     found = probing.probed(seeing, vision.encoder, vision.config(sampler=HF))
     assert found is not None
     return found

@@ -37,7 +37,7 @@ for blocks in (40, 40, 40, 80, 40):
 
 
 def steps(**environment: str) -> list[list[str]]:
-    """What steps of a process leave, in MiB: before they are looked at, whether it was given back, and after."""
+    """Returns the MiB that a process's steps leave: before they are looked at, whether it was given back, and after."""
     found = {name: value for name, value in os.environ.items() if "MALLOC" not in name}
     run = subprocess.run([sys.executable, "-c", STEPS], env=found | environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

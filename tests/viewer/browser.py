@@ -124,7 +124,7 @@ class Viewer:
             ActionChains(self.driver).send_keys(key).perform()
 
     def until(self, test: Callable[[], Any], what: str, wait_s: float = _WAIT_S) -> Any:
-        """What ``test`` answers, once that is true."""
+        """Waits until the answer of ``test`` is true, and returns it."""
         end = time.monotonic() + wait_s
         while not (found := test()):
             assert time.monotonic() < end, f"not within {wait_s:g} s: {what}; {self.address}: {self.text()[:500]}"
@@ -179,7 +179,7 @@ class Viewer:
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
     def complaints(self) -> list[str]:
-        """What the console has said since the last time, warnings and errors."""
+        """Returns the warnings and errors of the console since the last time."""
         entries = self.driver.get_log("browser")
         return [each["message"] for each in entries if each["level"] in ("WARNING", "SEVERE")]
 
