@@ -19,6 +19,7 @@ from mmrl_monitors.dead_groups import DeadGroups
 from mmrl_monitors.falling_chosen import FallingChosen
 from mmrl_monitors.gibberish import Gibberish, longest_run
 from mmrl_monitors.idle_clip import IdleClip
+from mmrl_monitors.idle_critic import IdleCritic
 from mmrl_monitors.length_bias import LengthBias
 from mmrl_monitors.length_hacking import LengthHacking
 from mmrl_monitors.low_entropy import LowEntropy
@@ -107,7 +108,7 @@ def test_it_keeps_the_rules_of_monitors(name: str) -> None:
 
 
 def test_all_of_them_are_tested_here() -> None:
-    assert len(NAMES) == 14
+    assert len(NAMES) == 15
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -136,6 +137,9 @@ def test_a_run_that_learns_gives_no_alarm(name: str) -> None:
         policy__clip_fraction_low=noisy(0.01),
         policy__ppo_kl_k3=noisy(1e-3),
         mismatch__kl=noisy(1e-3),
+        reward__std=noisy(0.4),
+        advantage__abs_mean=noisy(0.4),
+        critic__explained_variance=lambda step: 0.4 * (1 - 0.5 ** (step / 10)) + float(rng.normal(0, 0.1)),
         preference__logprob_chosen=lambda step: -noisy(80)(step) * (1 + step / 2000),
         preference__length_chosen=always(60),
         eval__accuracy=lambda step: rising(step) if step % 10 == 0 else None,
@@ -435,6 +439,43 @@ def test_idle_clip(run: RunFacts, clipped: float, later: float, alarms: list[tup
         policy__ppo_kl_k3=from_step(22, 1e-3, later),
     )
     assert told(made(IdleClip), metrics, run=run) == alarms
+
+
+def critic_of(later: float, *, pretrained: int = 0, change: int = 1, spread: float = 0.5) -> Metrics:
+    """Fifty steps, in the first ``pretrained`` of which the critic alone learns; ``spread`` is of the last half."""
+    return steps(
+        50,
+        critic__explained_variance=from_step(change, 0.0, later),
+        advantage__abs_mean=lambda step: 0.4 if step > pretrained else None,
+        reward__std=from_step(26, 0.5, spread),
+    )
+
+
+@pytest.mark.parametrize(
+    ("metrics", "alarms"),
+    [
+        (critic_of(0.02), [22]),  # twenty steps, and two looks more
+        (critic_of(0.021), []),
+        (critic_of(-3.0), [22]),
+        (critic_of(0.0, pretrained=15), [37]),  # steps of the critic alone do not count
+        (critic_of(0.5, change=16, pretrained=15), []),
+        (critic_of(0.5, change=13), []),  # it learns after twelve steps: the median of twenty is above in time
+        (critic_of(0.5, change=14), [22]),
+        (critic_of(0.0, pretrained=20, spread=0.19), []),  # all answers are right by now
+        (critic_of(0.0, pretrained=20, spread=0.21), [42]),
+        (steps(50, critic__explained_variance=always(0.0)), []),  # the policy has not learned yet
+        (steps(50, advantage__abs_mean=always(0.4)), []),  # no critic
+    ],
+)
+def test_idle_critic(metrics: Metrics, alarms: list[int]) -> None:
+    assert [step for step, _ in told(made(IdleCritic), metrics)] == alarms
+
+
+def test_a_critic_that_is_worse_than_one_number_is_told_so() -> None:
+    (idle,), (wrong,) = (alarms_of(made(IdleCritic), critic_of(value)) for value in (0.0, -0.5))
+    assert "the critic predicts nothing, since step 20" in idle.message and "critic.pretrain_steps" in idle.message
+    assert "worse than one number would" in wrong.message and wrong.values == {"explained_variance": -0.5}
+    assert told(made(IdleCritic, least=-0.6), critic_of(-0.5)) == []
 
 
 @pytest.mark.parametrize(
