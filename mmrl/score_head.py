@@ -20,6 +20,10 @@ CLASS = "ForSequenceClassification"
 """The end of the name of a class with a score."""
 VALUE_HEADS = ("value_head.safetensors", "value_head.bin")
 """Files beside a policy with the score that LLaMA-Factory has trained on its last state; the second is not read."""
+NO_SCORE = "generates text, a policy without a score head: as a reward model it lacks 1 weight, score.weight"
+"""A clause on a policy's folder in a reward model's place. transformers, which reads it by other names, misses more."""
+BEGIN_SCORE = "train a reward model from this folder and name what `mmrl export` writes of it, or name another one"
+"""The way from there to a reward model."""
 
 
 def sequence_classification_class(config: Any) -> Any:

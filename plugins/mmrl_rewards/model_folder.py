@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmrl.data.hub import HubRepo
 from mmrl.errors import ConfigError, first_line
-from mmrl.score_head import CLASS, VALUE_HEADS, sequence_classification_class, skipped_token
+from mmrl.score_head import BEGIN_SCORE, CLASS, NO_SCORE, VALUE_HEADS, sequence_classification_class, skipped_token
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 TWO_LAYERS = "Qwen2ForRewardModel"
 """Qwen2 with a head of two layers. transformers lacks the class; folders bring its code, which is not needed here."""
 _FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py")
+_GENERATING = ("ForCausalLM", "ForConditionalGeneration")
 _POSSIBLE = f"a model ...{CLASS} or {TWO_LAYERS}; others behind the reward http"
 
 
@@ -76,7 +77,9 @@ class ModelFolder:
             source = "DIR" if fetch else self.name
             remedy = f"write it as a reward model first: {fetch}mmrl export {source} OUT"
             raise self.unfit(f"{what} with its score in {head}", _POSSIBLE, remedy)
-        raise self.unfit(what + self._shortage(), _POSSIBLE)
+        if self.architecture.endswith(_GENERATING):
+            raise self.unfit(f"{what}, which {NO_SCORE}", _POSSIBLE, BEGIN_SCORE)
+        raise self.unfit(what, _POSSIBLE)
 
     @cached_property
     def written(self) -> Mapping[str, Any]:
@@ -167,21 +170,6 @@ class ModelFolder:
         if shape is None or shape == wanted:
             return ""
         return f"its score.weight is {shape[0]} x {shape[1]}, and config.json means {wanted[0]} x {wanted[1]}"
-
-    def _shortage(self) -> str:
-        """A clause on the weights that a policy's folder lacks as a reward model; empty where that is not known."""
-        import torch
-
-        try:
-            with torch.device("meta"):
-                model = sequence_classification_class(self.config)(self.config)
-            wanted, there = set(model.state_dict()), self._shapes()
-        except Exception:  # the folder is refused all the same
-            return ""
-        lacking = sorted(wanted - there.keys(), key=lambda name: (not name.startswith("score"), name))
-        if not there or not lacking:
-            return ""
-        return f", a policy: {len(lacking)} of a reward model's {len(wanted)} weights are missing, such as {lacking[0]}"
 
     def unfit(self, what: str, possible: str, remedy: str = "") -> ConfigError:
         """An error of this folder."""

@@ -195,8 +195,18 @@ def test_a_policys_folder_is_no_reward_model_and_begins_one_with_its_own_body(vi
         vision.config(), vision.folder, vision.media, bradley_terry(), 2, with_sampler=False, trains=False
     )
     assert frozen.trained_role == "reward"
-    with pytest.raises(ConfigError, match=r"as a reward model it lacks 1 of its weights, score\.weight"):
-        load_policy(vision.folder, "cpu", "float32", freeze=(), temperature=1.0, loading=RewardLoading(begins=False))
+    for whole in (True, False):  # the first rank of a run reads the weights, the others none
+        with pytest.raises(ConfigError, match=r"a policy without a score head: .* 1 weight, score\.weight") as caught:
+            load_policy(
+                vision.folder,
+                "cpu",
+                "float32",
+                freeze=(),
+                temperature=1.0,
+                with_weights=whole,
+                loading=RewardLoading(begins=False),
+            )
+        assert "train a reward model from this folder" in caught.value.remedy
     body = plain(vision.folder.path).model.model.state_dict()
     made = read(written)
     assert all(torch.equal(value, body[name]) for name, value in made.model.state_dict().items())

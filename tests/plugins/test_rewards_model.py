@@ -202,7 +202,7 @@ def test_of_several_outputs_one_is_chosen(folders):
 def test_a_folder_that_is_no_trained_reward_model_is_refused(folders, tmp_path):
     with pytest.raises(
         ConfigError,
-        match="it is Qwen2ForCausalLM, a policy: 1 of a reward model's 27 weights are missing, such as score",
+        match=r"it is Qwen2ForCausalLM, which generates text, a policy .* lacks 1 weight, score\.weight",
     ):
         made(folders["headless"]).score(rollouts("7"))
     with pytest.raises(ConfigError, match=r"no \*\.safetensors"):
@@ -215,12 +215,20 @@ def test_a_folder_that_is_no_trained_reward_model_is_refused(folders, tmp_path):
         made(str(renamed)).score(rollouts("7"))
 
 
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "internvl"])
+def test_a_policy_that_sees_images_lacks_its_head_alone(family, models):
+    """Whatever names its files give to its weights: transformers misses all 57 of a Qwen2.5-VL's."""
+    with pytest.raises(ConfigError, match=r"which generates text, a policy .* lacks 1 weight, score\.weight") as caught:
+        made(str(models(family))).check(None)
+    assert "train a reward model from this folder" in caught.value.remedy
+
+
 def test_auto_says_which_device_and_options_are_checked(folders):
     reward = Model(Model.Config(path=folders["qwen2"]))
     (note,) = reward.check(None)
     assert "runs on cpu" in note or "runs on cuda" in note
     assert made(folders["qwen2"]).check(None) == []
-    with pytest.raises(ConfigError, match="it is Qwen2ForCausalLM, a policy"):
+    with pytest.raises(ConfigError, match="it is Qwen2ForCausalLM, which generates text, a policy"):
         made(folders["headless"]).check(None)  # on the driver, before a worker or an engine starts
     with pytest.raises(ValidationError, match="auto, cpu, cuda or cuda:N"):
         Model.Config(path="x", device="gpu")

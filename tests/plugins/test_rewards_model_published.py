@@ -230,6 +230,25 @@ def test_a_policy_with_its_score_beside_it_becomes_a_reward_model_by_export(mode
     assert score == pytest.approx(expected, abs=1e-4)  # all scores lack the one bias of 0.25
 
 
+def test_a_score_beside_a_policy_is_read_once(models, tmp_path, monkeypatch):
+    import safetensors.torch
+
+    from mmrl.engine.network.folder import ModelFolder
+    from mmrl.engine.network.policy import load_policy
+    from mmrl.engine.network.reward_model import RewardLoading, is_reward_model
+
+    folder, read = tmp_path / "skywork", []
+    head = skywork_vl(models("qwen2_5_vl"), folder)
+    original = safetensors.torch.load_file
+    monkeypatch.setattr(safetensors.torch, "load_file", lambda file, *args: read.append(file) or original(file, *args))
+    opened, options = ModelFolder.open(str(folder)), {"freeze": (), "temperature": 1.0}
+    assert is_reward_model(folder)
+    loaded = load_policy(opened, "cpu", "float32", **options, loading=RewardLoading(begins=False))
+    load_policy(opened, "cpu", "float32", **options, with_weights=False, loading=RewardLoading(begins=False))
+    assert [file.name for file in read if file.name.startswith("value_head")] == ["value_head.safetensors"]
+    np.testing.assert_array_equal(loaded.score.detach(), head["v_head.summary.weight"])
+
+
 def test_a_score_beside_a_policy_that_cannot_be_read_is_refused_by_name(models, tmp_path):
     import torch
     from safetensors.torch import save_file
@@ -248,7 +267,9 @@ def test_a_score_beside_a_policy_that_cannot_be_read_is_refused_by_name(models, 
         )
     save_file({"v_head.weight": torch.zeros(1, 128)}, folder / "value_head.safetensors")
     with pytest.raises(ConfigError, match=r"has no v_head\.summary\.weight"):
-        is_reward_model(folder)
+        load_policy(
+            ModelFolder.open(str(folder)), "cpu", "float32", freeze=(), temperature=1.0, loading=RewardLoading()
+        )
     (folder / "value_head.safetensors").rename(folder / "value_head.bin")
     with pytest.raises(ConfigError, match=r"the score lies in value_head\.bin"):
         is_reward_model(folder)

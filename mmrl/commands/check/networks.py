@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mmrl.engine.network.folder import ModelFolder
 from mmrl.runs.setup import RunSetup
 from mmrl.runs.summary import template_lines
 from mmrl.types import EncodedPrompt
@@ -45,13 +46,14 @@ def teacher_lines(setup: RunSetup) -> list[str]:
     pairs = zip(setup.config.reference.models, setup.teachers, strict=True)
     return [
         f"{folder.name} ({folder.family.model_type}): the policy's token ids"
-        + (
-            " and image tokens"
-            if folder.family.vision
-            else "; it reads text alone"
-            if setup.folder.family.vision
-            else ""
-        )
+        + _images_of(folder, setup.folder)
         + ("" if teacher.sources is None else f"; for rows of {', '.join(teacher.sources)}")
         for teacher, folder in pairs
     ]
+
+
+def _images_of(teacher: ModelFolder, policy: ModelFolder) -> str:
+    """How a teacher reads images; empty if neither does."""
+    if teacher.family.vision:
+        return " and image tokens"
+    return "; it reads text alone" if policy.family.vision else ""

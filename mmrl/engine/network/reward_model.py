@@ -17,7 +17,7 @@ from mmrl.engine.network.layout import rows_at
 from mmrl.engine.network.packed_inputs import PackedInputs, UniqueImages
 from mmrl.engine.network.policy import Loading, Policy, empty_model
 from mmrl.errors import ConfigError
-from mmrl.score_head import CLASS, VALUE_HEADS, sequence_classification_class
+from mmrl.score_head import BEGIN_SCORE, CLASS, NO_SCORE, VALUE_HEADS, sequence_classification_class
 
 VALUE_WEIGHT = "v_head.summary.weight"
 """The score's name in a file of ``VALUE_HEADS``."""
@@ -74,23 +74,33 @@ class RewardLoading(Loading):
         self._seed, self._begins = seed, begins
 
     def read(self, folder: ModelFolder, options: dict[str, Any]) -> Any:
-        beside = _score_beside(Path(folder.path))
-        if beside is None and self._has_score(folder):
+        beside = _score_file(Path(folder.path))
+        if beside is None and self._has_class(folder):
             return read_reward_model(folder, options)
         model = with_score(super().read(folder, options), self._seed)
         if beside is not None:
-            _put(beside, model, f"{folder.key}.path: {folder.name}")
+            _put(_score_in(beside), model, f"{folder.key}.path: {folder.name}")
         return model
 
     def empty(self, folder: ModelFolder, options: dict[str, Any]) -> Any:
-        if not self._has_score(folder) or _score_beside(Path(folder.path)) is not None:
+        if _score_file(Path(folder.path)) is not None or not self._has_class(folder):
             return with_score(super().empty(folder, options), self._seed)
         return empty_model(folder, options, sequence_classification_class)
 
-    def _has_score(self, folder: ModelFolder) -> bool:
-        found = is_reward_model(Path(folder.path))
+    def _has_class(self, folder: ModelFolder) -> bool:
+        """True if the folder's model is of a class with a score.
+
+        Raises:
+            ConfigError: It is not, and none may begin here.
+        """
+        found = _names_score(Path(folder.path))
         if not found and not self._begins:
-            raise _no_reward_model(folder)
+            raise ConfigError(
+                f"the folder holds a model that {NO_SCORE}",
+                where=f"{folder.key}.path: {folder.name}",
+                possible=f"a folder whose config.json names a class ...{CLASS}",
+                remedy=BEGIN_SCORE,
+            )
         return found
 
 
@@ -100,8 +110,11 @@ def is_reward_model(folder: Path) -> bool:
     Raises:
         ConfigError: The score lies in a file that is not read.
     """
-    if _score_beside(folder) is not None:
-        return True
+    return _score_file(folder) is not None or _names_score(folder)
+
+
+def _names_score(folder: Path) -> bool:
+    """True if config.json, or that of an adapter, names a score."""
     for name, key in (("config.json", "architectures"), ("adapter_config.json", "modules_to_save")):
         if (folder / name).is_file():
             named = json.loads((folder / name).read_text(encoding="utf-8")).get(key) or []
@@ -164,17 +177,12 @@ def read_reward_model(folder: ModelFolder, options: Mapping[str, Any]) -> Any:
     return model
 
 
-def _score_beside(folder: Path) -> torch.Tensor | None:
-    """(1, H) the score of a policy's folder in LLaMA-Factory's layout, such as Skywork-VL-Reward's; None without one.
-
-    The file has a bias too. All scores share it, so no comparison and no advantage within a group knows it, and it was
-    never trained: it is left out.
+def _score_file(folder: Path) -> Path | None:
+    """The file with the score of a policy's folder in LLaMA-Factory's layout, such as Skywork-VL-Reward's.
 
     Raises:
         ConfigError: It belongs to an adapter, or is a pickle.
     """
-    from safetensors.torch import load_file
-
     name, pickled = VALUE_HEADS
     if (folder / pickled).is_file() and not (folder / name).is_file():
         raise ConfigError(
@@ -192,11 +200,22 @@ def _score_beside(folder: Path) -> torch.Tensor | None:
             possible=f"a whole model beside {name}",
             remedy="merge the adapter with the program that has written it",
         )
-    weights = load_file(folder / name)
+    return folder / name
+
+
+def _score_in(file: Path) -> torch.Tensor:
+    """(1, H) the score in a file beside a policy.
+
+    The file has a bias too. All scores share it, so no comparison and no advantage within a group knows it, and it was
+    never trained: it is left out.
+    """
+    from safetensors.torch import load_file
+
+    weights = load_file(file)
     if VALUE_WEIGHT not in weights:
         raise ConfigError(
-            f"{name} has no {VALUE_WEIGHT}",
-            where=str(folder / name),
+            f"{file.name} has no {VALUE_WEIGHT}",
+            where=str(file),
             possible=f"it has {', '.join(sorted(weights)[:3])}",
         )
     return weights[VALUE_WEIGHT]
@@ -211,15 +230,6 @@ def _put(score: torch.Tensor, model: Any, where: str) -> None:
             remedy="put the file of the score beside the model that it belongs to",
         )
     model.score.weight.data.copy_(score)
-
-
-def _no_reward_model(folder: ModelFolder) -> ConfigError:
-    return ConfigError(
-        f"the folder holds a model that generates text: as a reward model it lacks 1 of its weights, {SCORE_WEIGHT}",
-        where=f"{folder.key}.path: {folder.name}",
-        possible=f"a folder whose config.json names a class ...{CLASS}",
-        remedy="name a reward model, such as `mmrl export` writes of a run that has trained one",
-    )
 
 
 def _config(folder: ModelFolder) -> Any:
