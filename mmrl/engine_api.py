@@ -176,7 +176,8 @@ class Network(Protocol):
     """One network of a learner, of the role that ``Learner.network`` was asked for."""
 
     def score(self, samples: Sequence[Sample], *, way: Way = "packed") -> list[FloatArray]:
-        """(T_i,) log-probs of each completion; float32, in the ``wide`` way float64.
+        """(T_i,) log-probs of each completion; float32, in the ``wide`` way float64. Of a critic the values of the
+        places that predict its tokens, inserted ones among them.
 
         Args:
             way: See ``Way``. Where the ``wide`` way cannot be gone, as the device has no room for it, the list is
@@ -202,7 +203,8 @@ class Learner(Protocol):
 
     Attributes:
         networks: The networks by role. The ``policy`` is trained. The ``reference`` is the frozen initial policy, or
-            a teacher, which is there if the algorithm needs it. A ``reward`` model is trained alone.
+            a teacher, which is there if the algorithm needs it. A ``reward`` model is trained alone, a ``critic``
+            beside the policy.
     """
 
     networks: Mapping[str, Network]

@@ -17,9 +17,9 @@ Known = Literal["by credit", "sampled", "before the step", "before each update"]
 """The moment a column is known. Credit gives it, the sampler reports it with the tokens, or a network computes it: once
 before the first optimizer step, or as each one begins."""
 
-POLICY, REFERENCE, REWARD = "policy", "reference", "reward"
+POLICY, REFERENCE, REWARD, CRITIC = "policy", "reference", "reward", "critic"
 """The roles of networks: the one that samples and is trained; the frozen one, which is the initial policy or a teacher;
-and a reward model, which is trained alone."""
+a reward model, which is trained alone; and a critic, which is trained beside the policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ class TokenColumn:
             a network has one such column.
         need: The field of ``Needs`` that asks for it; empty if every run has it.
         replayed: Its key in batches of ``mmrl.testing.replay``, (B, T); empty if it has none.
+        loss_name: Its name in ``PackedTokens``, before ``_T``, where that is another.
         dtype: The type of its numbers; the loss takes all as float32.
     """
 
@@ -45,7 +46,13 @@ class TokenColumn:
     role: str = ""
     need: str = ""
     replayed: str = ""
+    loss_name: str = ""
     dtype: npt.DTypeLike = "float32"
+
+    @property
+    def packed(self) -> str:
+        """The attribute of ``PackedTokens`` that has it."""
+        return f"{self.loss_name or self.name}_T"
 
     @property
     def credited(self) -> str:
@@ -80,6 +87,7 @@ class TokenColumn:
 
 COLUMNS = (
     TokenColumn("advantages", "by credit", "advantage", "advantages", dtype="float64"),
+    TokenColumn("returns", "by credit", "return", "returns", need="values", dtype="float64"),
     TokenColumn(
         "sampler_logprobs",
         "sampled",
@@ -106,6 +114,16 @@ COLUMNS = (
         replayed="ref_log_probs",
     ),
     TokenColumn(
+        "values",
+        "before the step",
+        "value",
+        "the critic's values before the step",
+        role=CRITIC,
+        need="values",
+        replayed="values",
+        loss_name="old_values",
+    ),
+    TokenColumn(
         "logprobs",
         "before each update",
         "update_logprobs",
@@ -121,10 +139,23 @@ COLUMNS = (
         role=POLICY,
         replayed="entropy",
     ),
+    TokenColumn(
+        "vpreds",
+        "before each update",
+        "update_value",
+        "the critic's values",
+        role=CRITIC,
+        need="values",
+        replayed="vpreds",
+        loss_name="values",
+    ),
 )
 """In the order of the records' fields."""
 
-MISMATCHED_COLUMNS = tuple(column for column in COLUMNS if column.known == "before the step")
+CRITIC_COLUMNS = tuple(column for column in COLUMNS if column.need == "values")
+"""Columns of a critic, which its rows have in place of the policy's."""
+
+MISMATCHED_COLUMNS = tuple(column for column in COLUMNS if column.known == "before the step" and column.role != CRITIC)
 """Columns that prompts with other rows' completions have too, in a run whose algorithm asks for them."""
 
 VIEW_COLUMNS = tuple(
@@ -138,7 +169,7 @@ VIEW_COLUMNS = tuple(
         replayed=column.replayed,
     )
     for column in COLUMNS
-    if column.known == "before each update"
+    if column.known == "before each update" and column.role == POLICY
 )
 """Columns that a run has for each view that is scored. ``PackedTokens.views`` and ``PreUpdateStatistics.views`` have
 them by the view's name, as have records of runs with views."""

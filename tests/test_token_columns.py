@@ -20,14 +20,14 @@ OF = {
 
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column.name)
 def test_every_column_is_a_typed_attribute_of_what_plugins_see(column):
-    assert f"{column.name}_T" in PackedTokens.__annotations__
+    assert column.packed in PackedTokens.__annotations__
     for owner in OF[column.known]:
         name = column.credited if owner is CreditedGroup else column.name
         assert name in owner.__annotations__ or hasattr(owner, name)
 
 
 def test_names_and_fields_of_records_are_those_of_one_column():
-    for attribute in ("name", "record", "replayed"):
+    for attribute in ("name", "record", "replayed", "packed"):
         names = [name for column in COLUMNS if (name := getattr(column, attribute))]
         assert len(set(names)) == len(names)
 
@@ -44,12 +44,15 @@ def test_a_need_is_a_field_of_needs():
         (Needs(), 2, {"old_logprobs"}),
         (Needs(reference_logprobs=True), 1, {"reference_logprobs"}),
         (Needs(reference_logprobs=True, old_logprobs=True), 1, {"reference_logprobs", "old_logprobs"}),
+        (Needs(values=True), 1, {"values", "returns", "vpreds"}),
+        (Needs(reference_logprobs=True, values=True), 1, {"reference_logprobs", "values", "returns", "vpreds"}),
     ],
 )
 def test_columns_follow_from_needs_and_the_number_of_optimizer_steps(needs, updates, asked):
     names = {column.name for column in needs.columns(updates)}
     assert names == {"advantages", "sampler_logprobs", "logprobs", "entropy"} | asked
-    assert needs.roles == (("policy", "reference") if "reference_logprobs" in asked else ("policy",))
+    roles = {"reference": "reference_logprobs" in asked, "critic": "values" in asked}
+    assert needs.roles == ("policy", *(role for role, is_there in roles.items() if is_there))
 
 
 def test_a_network_answers_one_column_before_the_step():

@@ -444,7 +444,7 @@ RANKS = """
 import json, sys, time
 sys.path.insert(0, sys.argv[1])
 from mmrl.cluster.ray_ranks import RayRanks
-from mmrl.config.sections import ClusterConfig
+from mmrl.config.cluster import ClusterConfig
 from tests.test_trust import listening
 import os
 ranks = RayRanks(ClusterConfig(name="ray", ranks=2))

@@ -11,7 +11,7 @@ from typing import Any
 
 from mmrl.cluster.nodes import holds, probe_file
 from mmrl.cluster.ray_cluster import alive, connect, disconnect, on_node
-from mmrl.config.sections import ClusterConfig
+from mmrl.config.cluster import ClusterConfig
 from mmrl.errors import ResourceError
 
 WAIT_S = 60

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from mmrl.config.sections import ClusterConfig
+from mmrl.config.cluster import ClusterConfig
 from mmrl.errors import ResourceError
 from mmrl.system.signals import handlers_kept
 

@@ -15,7 +15,7 @@ from mmrl.cluster.guard import OOM_S, Death, Process, clear, watch
 from mmrl.cluster.ranks import RankLocation, verb_of
 from mmrl.cluster.ray_cluster import alive, connect, disconnect, on_node
 from mmrl.cluster.worker import RankWorker
-from mmrl.config.sections import ClusterConfig
+from mmrl.config.cluster import ClusterConfig
 from mmrl.errors import MMRLError, ResourceError, plural
 
 WAIT_S = 60

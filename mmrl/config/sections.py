@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from mmrl.config.base import MAY_CHANGE, Contradiction, Count, CountOrNever, MayChange, Seconds, Section, Settings, Text
+from mmrl.config.cluster import ClusterConfig
+from mmrl.config.critic import CriticConfig
 from mmrl.config.data import DataConfig
 from mmrl.config.evaluation_names import key_of
 from mmrl.config.evaluations import EvaluationSet, contradictions_of, own_judges
@@ -240,6 +242,11 @@ class TrainerConfig(Section):
     """Times that ranks which were lost, hang or ran out of memory are started again from the last checkpoint."""
 
     @property
+    def known_steps(self) -> int | None:
+        """The number of steps; None while it depends on the data."""
+        return self.steps if self.epochs is None else None
+
+    @property
     def stop_condition(self) -> StopCondition | None:
         """The condition that ends the run before its last step; None if there is none."""
         return None if self.stop_when is None else StopCondition.read(self.stop_when)
@@ -258,25 +265,6 @@ class TrainerConfig(Section):
         return step == self.steps or (self.save_every > 0 and step % self.save_every == 0)
 
 
-class ClusterConfig(Section):
-    """Ranks and their places."""
-
-    name: Literal["local", "ray"] = "local"
-    """local: one rank, in this process. ray: one process per rank, on one node or many."""
-    ranks: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Ranks, each with a device of its own."""
-    address: Text | None = None
-    """An existing Ray cluster, such as `10.0.0.1:6379` or `auto`; null starts one on this machine."""
-
-    def contradictions(self) -> Iterator[Contradiction]:
-        if self.name == "local" and self.ranks > 1:
-            what = f"cluster.ranks is {self.ranks}, but cluster.name: local is one rank"
-            yield Contradiction(("ranks", "name"), what, "set cluster.name: ray, or remove cluster.ranks")
-        if self.name == "local" and self.address:
-            what = "cluster.address is for ray, but cluster.name is local"
-            yield Contradiction(("address", "name"), what, "set cluster.name: ray, or remove cluster.address")
-
-
 class Config(Section):
     """The whole config of a run."""
 
@@ -289,6 +277,8 @@ class Config(Section):
     environment: EnvironmentSpec | None = None
     """The plugin that answers the policy's turns; null makes every completion one turn."""
     reference: ReferenceConfig = Field(default_factory=ReferenceConfig)
+    critic: CriticConfig | None = None
+    """The network that predicts returns, for algorithms that ask for one; null is none, {} one with defaults."""
     sampler: SamplerConfig = Field(default_factory=SamplerConfig)
     learner: LearnerConfig = Field(default_factory=LearnerConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
@@ -303,6 +293,12 @@ class Config(Section):
         """The reward component that tells right from wrong; None if nothing is scored."""
         own = next((reward.metric for reward in self.rewards), None if self.environment is None else ENVIRONMENT)
         return self.trainer.eval_metric or own
+
+    @property
+    def policy_updates(self) -> int:
+        """Optimizer steps of the policy: none in steps in which the critic alone learns."""
+        alone = 0 if self.critic is None else min(self.critic.pretrain_steps, self.trainer.steps)
+        return (self.trainer.steps - alone) * self.learner.minibatches * self.learner.epochs
 
     @property
     def evaluations(self) -> Mapping[str, EvaluationSet]:
@@ -351,6 +347,8 @@ class Config(Section):
         yield from self._of_monitors()
         yield from self._of_evaluation()
         yield from self._of_sizes()
+        if self.critic is not None:
+            yield from self.critic.against(self.model.lora is not None, self.trainer.known_steps)
         if self.environment is not None:
             sampler = self.sampler
             yield from self.environment.against(sampler.max_new_tokens, sampler.ranks_together, sampler.engine)
@@ -414,7 +412,7 @@ class Config(Section):
             what = f"learner.minibatches is {learner.minibatches}, but a step has fewer completions"
             keys = ("learner.minibatches", "trainer.prompts_per_step", "sampler.group_size")
             yield Contradiction(keys, what, "raise trainer.prompts_per_step or sampler.group_size")
-        updates = trainer.steps * learner.minibatches * learner.epochs
+        updates = max(self.policy_updates, 1)
         if learner.warmup_steps >= updates and trainer.epochs is None:  # else it is checked when steps are known
             steps = plural(updates, "optimizer step")
             what = f"learner.warmup_steps is {learner.warmup_steps}, but the run has only {steps}"

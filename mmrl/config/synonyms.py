@@ -26,6 +26,9 @@ _WORDS: Mapping[str, str] = {
         "chat_template override_chat_template custom_chat_template chat_template_path apply_chat_template",
     "reference.path": "ref_model ref_model_path ref_model_name_or_path teacher_model_name_or_path teacher_model_path",
     "reference.revision": "teacher_model_revision ref_model_revision",
+    "critic.path": "critic_model_path critic_pretrain critic_pretrained_model value_model_path",
+    "critic.lr": "critic.optim.lr critic_learning_rate critic_lr",
+    "critic.pretrain_steps": "critic_warmup num_critic_warmup_steps freezing_actor_steps",
     "data.template_options":
         "chat_template_kwargs apply_chat_template_kwargs enable_thinking preserve_thinking reasoning_effort",
     "data.train.path":
@@ -176,8 +179,10 @@ _NOTES: Mapping[str, str] = {
 """Differences of mmrl's keys from the words."""
 
 _ABSENT: Mapping[str, str] = {
-    "gamma lam lambd cliprange_value value_clip vf_coef critic_learning_rate":
-        "mmrl trains no critic",
+    "gamma lam lambd gae_lambda":
+        "discounts are options of algorithms that have them: algorithm.gamma, algorithm.lam",
+    "cliprange_value value_clip vf_clip": "an option of algorithms with a critic: algorithm.value_clip",
+    "vf_coef value_loss_coef": "the critic has weights and an optimizer of its own: critic.lr",
     "padding_free use_remove_padding packing_samples pad_to_multiple_of": "rows are always packed, without padding",
     "ulysses_size ulysses_sequence_parallel_size ring_attn_size": "there is no sequence parallelism",
     "shuffle shuffle_dataset": "training rows are always shuffled, by trainer.seed",
@@ -208,14 +213,14 @@ _ABSENT: Mapping[str, str] = {
     "val_generations_to_log": "trainer.tracked_rollouts: those of each evaluation that trackers get",
     "val_only": "`mmrl eval` evaluates alone",
     "ray_timeline": "`mmrl train --profile` writes a trace",
-    "critic_warmup": "mmrl trains no critic",
     "disable_log_stats disable_tqdm": "mmrl decides it",
 }  # fmt: skip
 """Words without a key of mmrl's, and the reasons."""
 
 
 _ASIDE: Mapping[str, str] = {
-    "critic value value_model reward_critic": "mmrl trains no critic",
+    "critic value value_model reward_critic":
+        "a critic has the section critic (path, lr, pretrain_steps, ...), for an algorithm that asks for one",
     "ref reference ref_model reference_model":
         "the reference is the initial policy, the model at reference.path, or a list of {path, sources, weight}, on "
         "the learner's ranks and with its settings",

@@ -46,13 +46,14 @@ class Needs:
         entropy_gradient: ``PackedTokens.entropy_T`` with gradient.
         refill: ``select`` is asked, and rejected groups are replaced; None trains on all sampled groups.
         turns: ``Batch.turns``, ``turn_rewards`` and ``turn_states``, which only a run with an environment has.
-        values: ``Batch.values``, of a critic that is trained beside the policy. This need is not served yet: an
-            algorithm that asks for it is refused.
+        values: ``Batch.values``, of a critic that is trained beside the policy (section ``critic`` of the config) on
+            ``Credit.returns`` and by ``Algorithm.value_loss``.
         whole_groups: All rows of a group are in one micro-batch of one rank, and in one minibatch. A group of which the
             credit keeps a single row is an error.
         mismatched: ``Batch.mismatched_logprobs``, and with ``reference_logprobs`` those of the reference.
         last_state: Rows keep the last token of their completion: ``PackedTokens.final_values_N``. Completions of the
-            dataset then end with what the chat template closes a conversation with. Only a reward model serves it.
+            dataset then end with what the chat template closes a conversation with. Of a reward model; beside
+            ``values`` it asks for ``Batch.final_values``, the critic's.
         all_turns: Every turn of the assistant after the first question that is not empty is learned where a
             demonstration is a conversation, and not the last one alone.
         views: Second forms of the prompts' images: ``PackedTokens.views`` has what the policy makes of those that are
@@ -110,19 +111,14 @@ class Needs:
         """Needs among these that only a policy serves."""
         return tuple(name for name in _OF_A_POLICY if getattr(self, name))
 
-    @property
-    def unserved(self) -> tuple[str, ...]:
-        """Needs that this version does not serve."""
-        return tuple(name for name in _UNSERVED if getattr(self, name))
 
-
-_UNSERVED = ("values",)
 _OF_A_POLICY = (
     "reference_logprobs",
     "old_logprobs",
     "greedy_rollout",
     "entropy_gradient",
     "refill",
+    "values",
     "mismatched",
     "views",
 )

@@ -204,6 +204,16 @@ class Algorithm(Plugin):
         ``self``. Numbers that it needs from them go through ``Credit.constants``.
         """
 
+    def value_loss(self, tokens: PackedTokens) -> TokenLoss:
+        """The unreduced loss of the critic at each packed token, in float32; only with ``Needs.values``.
+
+        ``values_T`` are the critic's, with gradient, ``old_values_T`` those before the step, and ``returns_T`` what
+        ``Credit.returns`` says. Tokens in the loss are those that the policy wrote in valid rows, whatever
+        ``Credit.keep`` leaves of them for the policy, and their loss is averaged whatever ``aggregation`` says. As
+        ``loss``, other processes compute it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} asks for no critic")
+
     def observe(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
         """Look at a step's metrics when it is done, on the driver; returns further ones."""
         return {}
@@ -229,13 +239,10 @@ def served_needs(algorithm: Algorithm) -> Needs:
     """An algorithm's ``needs``.
 
     Raises:
-        PluginError: It fails, or has needs that this version does not serve.
+        PluginError: It fails, or has needs that do not fit its network.
     """
     with plugin_errors(algorithm, "needs"):
         needs = algorithm.needs()
-        if needs.unserved:
-            what = f"asks for {', '.join(needs.unserved)}, which this version of mmrl does not serve"
-            raise contract_error(algorithm, "needs", what, "use a version that does, or an algorithm without")
         if found := _misfit(algorithm, needs):
             raise contract_error(algorithm, "needs", *found)
     return needs
@@ -247,9 +254,7 @@ def _misfit(algorithm: Algorithm, needs: Needs) -> tuple[str, str] | None:
         names = ", ".join(get_args(NetworkName))
         return f"trains a network {algorithm.network!r}", f"let its network be one of {names}"
     if algorithm.network == POLICY:
-        if needs.last_state:
-            return "asks for last_state, and a policy has no score head", "let its network be 'reward', or do without"
-        return None
+        return _misfit_of_critic(algorithm, needs)
     if algorithm.source != "comparisons" or not needs.last_state:
         return (
             "trains a reward model on something else than whole conversations to compare",
@@ -257,6 +262,19 @@ def _misfit(algorithm: Algorithm, needs: Needs) -> tuple[str, str] | None:
         )
     if asked := needs.of_a_policy:
         return f"asks for {', '.join(asked)}, which a reward model has not", "do without, or train the policy"
+    return None
+
+
+def _misfit_of_critic(algorithm: Algorithm, needs: Needs) -> tuple[str, str] | None:
+    """As ``_misfit``, of an algorithm that trains the policy."""
+    if needs.last_state and not needs.values:
+        remedy = "let its network be 'reward', ask for values too, or do without"
+        return "asks for last_state, and a policy has no score head", remedy
+    if needs.values and algorithm.source != "rollouts":
+        return f"asks for values, and its source is {algorithm.source}", "let it learn from rollouts, or do without"
+    if needs.values and type(algorithm).value_loss is Algorithm.value_loss:
+        what = "asks for values and has no value_loss, so its critic would learn nothing"
+        return what, "write value_loss(self, tokens), or do without values"
     return None
 
 

@@ -13,14 +13,15 @@ def absent_columns(algorithm: object, given: Batch | PackedTokens, error: Except
     """The columns that are None in what the algorithm was given and that its code reads; empty if there are none."""
     if not isinstance(error, AttributeError | TypeError | ValueError):
         return ""
-    end, read = "_T" if isinstance(given, PackedTokens) else "", _names(algorithm, error)
-    has = {column: getattr(given, f"{column.name}{end}", None) is not None for column in COLUMNS}
-    absent = [each for each, is_there in has.items() if each.need and not is_there and f"{each.name}{end}" in read]
+    names_of = {each: each.packed if isinstance(given, PackedTokens) else each.name for each in COLUMNS}
+    read = _names(algorithm, error)
+    has = {column: getattr(given, name, None) is not None for column, name in names_of.items() if hasattr(given, name)}
+    absent = [each for each, is_there in has.items() if each.need and not is_there and names_of[each] in read]
     if not absent:
         return ""
     needs = ", ".join(f"{column.need}=True" for column in absent)
     there = ", ".join(column.name for column, is_there in has.items() if is_there)
-    names = " and ".join(f"{column.name}{end}" for column in absent)
+    names = " and ".join(names_of[column] for column in absent)
     return f"this run has no {names}: Needs({needs}) asks for {'them' if len(absent) > 1 else 'it'}; it has {there}"
 
 

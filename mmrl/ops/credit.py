@@ -198,6 +198,17 @@ def reward_to_go(rewards: Sequence[FloatArray], masks: Sequence[BoolArray], *, g
     return returns
 
 
+def explained_variance(values_T: FloatArray, returns_T: FloatArray) -> float:
+    """``1 - Var(G - V) / Var(G)``: 1 of values that tell the returns, 0 of constant ones, and of returns that are all
+    equal. Values that are off by a constant explain as much as those that are not.
+    """
+    returns_T = np.asarray(returns_T, np.float64)
+    variance = float(returns_T.var()) if len(returns_T) else 0.0
+    if variance <= TOLERANCE**2:
+        return 0.0
+    return 1.0 - float((returns_T - np.asarray(values_T, np.float64)).var()) / variance
+
+
 def whiten(
     values: Sequence[FloatArray], masks: Sequence[BoolArray], *, ddof: int = 1, eps: float = 1e-8
 ) -> list[FloatArray]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mmrl.ops.credit import TOLERANCE, members_of, zero_signal_fraction
+from mmrl.ops.credit import TOLERANCE, explained_variance, members_of, zero_signal_fraction
 from mmrl.ops.parity import Gap
 from mmrl.types import Batch, BoolArray, FinishReason, FloatArray, Rollout
 
@@ -147,6 +147,25 @@ def advantage_metrics(masks: Sequence[BoolArray], advantages: Sequence[FloatArra
         "advantage/mean": _mean(values),
         "advantage/abs_mean": _mean(np.abs(values)),
         "advantage/max": float(values.max()) if len(values) else 0.0,
+    }
+
+
+def critic_metrics(
+    masks: Sequence[BoolArray], values: Sequence[FloatArray], returns: Sequence[FloatArray]
+) -> dict[str, float]:
+    """``critic/*`` before a step, over the tokens that the critic learns (``masks``); 0 if there is none.
+
+    - ``critic/explained_variance``: see ``ops.credit.explained_variance``.
+    - ``critic/value_mean``, ``critic/return_mean``: means of values and returns.
+    """
+    values_T, returns_T = (
+        np.concatenate([np.zeros(0), *(x_T[mask] for x_T, mask in zip(each, masks, strict=True))])
+        for each in (values, returns)
+    )
+    return {
+        "critic/explained_variance": explained_variance(values_T, returns_T),
+        "critic/value_mean": _mean(values_T),
+        "critic/return_mean": _mean(returns_T),
     }
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dis
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -13,15 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmrl.errors import contract_error, plugin_errors, warn_of_old_name
+from mmrl.errors import contract_error, plugin_errors
 from mmrl.interfaces import Aggregation, Algorithm
 from mmrl.ops.absent import absent_columns
 from mmrl.ops.aggregation import sequence_weights
+from mmrl.ops.assignment import kind_of
 from mmrl.token_columns import COLUMNS
 from mmrl.types import (
-    Batch,
     BoolArray,
-    Credit,
     FloatArray,
     IntArray,
     PackedTokens,
@@ -31,6 +28,9 @@ from mmrl.types import (
     TrainingRow,
 )
 
+CRITIC_LOSS = "critic/loss"
+"""The metric with the critic's loss; its terms are ``critic/loss/<name>``."""
+
 
 @dataclass(frozen=True, slots=True)
 class PartialLoss:
@@ -38,7 +38,7 @@ class PartialLoss:
 
     Attributes:
         loss: Scalar with gradient; the sum over all micro-batches and ranks is the step's loss.
-        sums: Named sums; over ``tokens`` they become means, except ``loss/*``, which are sums already.
+        sums: Named sums; over ``tokens`` they become means, except losses, which are sums already.
         tokens: Tokens in the loss.
         sequences: Sums over sequences by name, each with the number of sequences that have such a value.
     """
@@ -47,104 +47,6 @@ class PartialLoss:
     sums: Mapping[str, float]
     tokens: int
     sequences: Mapping[str, tuple[float, int]] = field(default_factory=dict)
-
-
-def assign_credit(algorithm: Algorithm, batch: Batch) -> Credit:
-    """The algorithm's credit for a batch.
-
-    Raises:
-        PluginError: It raised, such as for a column that the run lacks, or answered no Credit that fits the batch:
-            values one per row, or one per token, all finite in the loss; keep one bool per row; constants finite
-            numbers.
-    """
-    with plugin_errors(algorithm, "credit", hint=functools.partial(absent_columns, algorithm, batch)):
-        credit = credit_of(algorithm, batch)
-        _check_credit(algorithm, batch, credit)
-    return credit
-
-
-def credit_of(algorithm: Algorithm, batch: Batch) -> Credit:
-    """The algorithm's answer, which nothing has checked.
-
-    Version 0.2.0 gave every demonstration advantage 1 and did not ask. Until the next version, with a warning, an
-    algorithm that learns from demonstrations gets that if its ``credit`` can only raise, or is inherited from an
-    algorithm that learns from something else.
-    """
-    if algorithm.source == "demonstrations":
-        owner = next(each for each in type(algorithm).__mro__ if "credit" in vars(each))
-        is_own = owner is type(algorithm) or getattr(owner, "source", None) == algorithm.source
-        if not is_own or _only_raises(vars(owner)["credit"]):
-            name = type(algorithm).__name__
-            what = f"{name}: advantage 1 of a demonstration that no credit is asked for"
-            warn_of_old_name(what, "that of its own credit")
-            return Credit(np.ones(len(batch.masks)))
-    return algorithm.credit(batch)
-
-
-def _only_raises(function: object) -> bool:
-    """True of a function of Python whose code has no way to return, such as one that raises NotImplementedError."""
-    code = getattr(function, "__code__", None)
-    return code is not None and not any(each.opname.startswith("RETURN") for each in dis.get_instructions(code))
-
-
-def _check_credit(algorithm: Algorithm, batch: Batch, credit: Credit) -> None:
-    def demand(holds: bool, what: str, remedy: str) -> None:
-        if not holds:
-            raise contract_error(algorithm, "credit", what, remedy)
-
-    rows = len(batch.masks)
-    demand(isinstance(credit, Credit), f"answered {_kind(credit)}", "return mmrl.types.Credit(advantages)")
-    values = credit.advantages
-    ordered = values.ndim > 0 if isinstance(values, np.ndarray) else isinstance(values, Sequence)
-    what = f"gave values of {_kind(values)}, not one entry for each of {rows} rows"
-    demand(
-        ordered and len(values) == rows,
-        what,
-        "give a number, or an array of its tokens' (T_i,), for each row, also for invalid ones",
-    )
-    if credit.keep is not None:
-        fits = np.shape(credit.keep) == (rows,) and np.asarray(credit.keep).dtype == bool
-        remedy = "give a mask; of indices: np.isin(np.arange(len(batch.rewards)), indices)"
-        demand(fits, f"gave keep as {_kind(credit.keep)}, not a bool for each of {rows} rows", remedy)
-    for name, number in credit.constants.items():
-        fits = isinstance(number, int | float | np.number) and math.isfinite(number)
-        demand(fits, f"gave the constant {name!r} as {number!r}", "constants are finite numbers, such as float(x)")
-    for i, (value, mask) in enumerate(zip(values, loss_masks(batch, credit), strict=True)):
-        if np.shape(value) not in ((), mask.shape):
-            what = f"gave row {i} values of shape {np.shape(value)}, and it has {mask.size} tokens"
-            demand(False, what, "give one number, or one for each of its tokens")
-        finite = np.isfinite(np.asarray(value))
-        if not finite.all() and np.any(mask & ~finite):
-            remedy = (
-                "divide by nothing that can be 0, as a group's deviation can; mmrl.ops.credit.group_advantages does not"
-            )
-            demand(False, f"gave row {i} an advantage that is not finite", remedy)
-
-
-def _kind(value: object) -> str:
-    """The type of a value, with its shape."""
-    shape = f" of shape {tuple(value.shape)}" if isinstance(value, np.ndarray | torch.Tensor) else ""
-    length = f" of length {len(value)}" if isinstance(value, list | tuple) else ""
-    return f"{getattr(value, 'dtype', type(value).__name__)}{shape}{length}"
-
-
-def loss_masks(batch: Batch, credit: Credit) -> list[BoolArray]:
-    """B masks (T_i,) of the tokens in the loss: written by the policy, in a valid row that the credit keeps."""
-    keep_B = batch.valid if credit.keep is None else batch.valid & np.asarray(credit.keep, bool)
-    return [np.asarray(mask, bool) & bool(keep) for mask, keep in zip(batch.masks, keep_B, strict=True)]
-
-
-def columns_before(batch: Batch, credit: Credit, masks: Sequence[BoolArray]) -> dict[str, Sequence[FloatArray]]:
-    """B arrays (T_i,) by name: the token columns of a batch and its credit that are known before an optimizer step.
-
-    Those by credit are 0 outside the masks.
-    """
-    found = {column.name: getattr(batch, column.name) for column in COLUMNS if column.known == "before the step"}
-    for column in COLUMNS:
-        if column.known == "by credit" and (given := getattr(credit, column.name)) is not None:
-            values = zip(given, masks, strict=True)
-            found[column.name] = [np.where(mask, np.asarray(value, np.float64), 0.0) for value, mask in values]
-    return {name: values for name, values in found.items() if values is not None}
 
 
 def training_rows(
@@ -216,6 +118,7 @@ def pack_tokens(
     logprobs_T: torch.Tensor,
     entropy_T: torch.Tensor,
     final_values_N: torch.Tensor | None = None,
+    values_T: torch.Tensor | None = None,
 ) -> PackedTokens:
     """The rows' completion tokens in packed order, with zeros in place of masked ones.
 
@@ -223,6 +126,7 @@ def pack_tokens(
         logprobs_T: Current log-probs of ``seen_samples``, concatenated.
         entropy_T: Likewise the entropies.
         final_values_N: The rows' scores, of a network with a score head.
+        values_T: The values of the rows' tokens, of a critic.
     """
     count = sum(len(row.mask) for row in rows)
     (logprobs_T, *seen), (entropy_T, *seen_entropy) = (
@@ -240,6 +144,8 @@ def pack_tokens(
     entropy_T = torch.where(mask_T, entropy_T, torch.zeros_like(entropy_T))
     packed: dict[str, Any] = dict.fromkeys(column.name for column in COLUMNS)  # None is a column that the run lacks
     packed |= {"logprobs": logprobs_T, "entropy": entropy_T, "old_logprobs": logprobs_T.detach()}
+    packed["advantages"] = torch.zeros_like(packed["old_logprobs"])  # of a critic's rows
+    packed["vpreds"] = None if values_T is None else torch.where(mask_T, values_T, torch.zeros_like(values_T))
     sampled = [column.name for column in COLUMNS if column.known == "sampled"]
     packed |= {name: pack([getattr(row.sample, name) for row in rows]) for name in sampled}
     packed |= {name: pack([row.columns[name] for row in rows]) for name in rows[0].columns}
@@ -257,7 +163,7 @@ def pack_tokens(
         group_N=torch.tensor([row.group for row in rows], dtype=torch.int64, device=logprobs_T.device),
         score_N=torch.tensor([row.score for row in rows], dtype=logprobs_T.dtype, device=logprobs_T.device),
         views=_packed_views(rows, mask_T, (logprobs_T, entropy_T), (seen, seen_entropy)),
-        **{f"{name}_T": values_T for name, values_T in packed.items()},
+        **{column.packed: packed[column.name] for column in COLUMNS},
     )
 
 
@@ -321,6 +227,18 @@ def score_loss(
     return token_loss(algorithm, rows, nothing_T, nothing_T, final_values_N)
 
 
+def value_loss(
+    algorithm: Algorithm, rows: Sequence[TrainingRow], values_T: torch.Tensor
+) -> tuple[PackedTokens, TokenLoss]:
+    """As ``token_loss``, of a critic.
+
+    Args:
+        values_T: The current values of the rows' tokens, concatenated.
+    """
+    nothing_T = torch.zeros_like(values_T.detach())
+    return _answered(algorithm, "value_loss", pack_tokens(rows, nothing_T, nothing_T, values_T=values_T))
+
+
 def token_loss(
     algorithm: Algorithm,
     rows: Sequence[TrainingRow],
@@ -333,16 +251,20 @@ def token_loss(
     Raises:
         PluginError: It fails, or answers values of another shape.
     """
-    tokens = pack_tokens(rows, logprobs_T, entropy_T, final_values_N)
+    return _answered(algorithm, "loss", pack_tokens(rows, logprobs_T, entropy_T, final_values_N))
+
+
+def _answered(algorithm: Algorithm, hook: str, tokens: PackedTokens) -> tuple[PackedTokens, TokenLoss]:
+    """The tokens, and what ``loss`` or ``value_loss`` of the algorithm answers."""
     hint = functools.partial(absent_columns, algorithm, tokens)
-    with plugin_errors(algorithm, "loss", passing=(torch.OutOfMemoryError,), hint=hint):
-        result = algorithm.loss(tokens)
-        _check_loss(algorithm, result, tokens)
+    with plugin_errors(algorithm, hook, passing=(torch.OutOfMemoryError,), hint=hint):
+        result = getattr(algorithm, hook)(tokens)
+        _check_loss(algorithm, hook, result, tokens)
     return tokens, result
 
 
 def weighed_loss(rows: Sequence[TrainingRow], tokens: PackedTokens, result: TokenLoss) -> PartialLoss:
-    """The share of the step's loss of packed rows, from what ``token_loss`` answered."""
+    """The share of the step's loss of packed rows, from what ``token_loss`` or ``value_loss`` answered."""
     logprobs_T = tokens.logprobs_T
     weights = torch.tensor([row.weight for row in rows], dtype=logprobs_T.dtype, device=logprobs_T.device)
     weights_T = weights[tokens.sequence_T]
@@ -352,10 +274,11 @@ def weighed_loss(rows: Sequence[TrainingRow], tokens: PackedTokens, result: Toke
 
     loss = masked_sum(weights_T * result.loss_T)
     with torch.no_grad():
-        named = {"loss/total": loss}
-        named |= {f"loss/{name}": masked_sum(weights_T * term_T) for name, term_T in result.terms.items()}
+        total, terms = ("loss/total", "loss") if tokens.values_T is None else (CRITIC_LOSS, CRITIC_LOSS)
+        named = {total: loss}
+        named |= {f"{terms}/{name}": masked_sum(weights_T * term_T) for name, term_T in result.terms.items()}
         named |= {name: masked_sum(values_T) for name, values_T in result.metrics.items()}
-        if tokens.final_values_N is None:
+        if tokens.final_values_N is None and tokens.values_T is None:
             named["policy/entropy"] = masked_sum(tokens.entropy_T)
         names, values = list(named), torch.stack([value.double() for value in named.values()])
         sequences = {name: _summed(values_N) for name, values_N in result.sequence_metrics.items()}
@@ -369,27 +292,26 @@ def _summed(values_N: torch.Tensor) -> tuple[float, int]:
     return float(known.sum()), len(known)
 
 
-def _check_loss(algorithm: Algorithm, result: TokenLoss, tokens: PackedTokens) -> None:
+def _check_loss(algorithm: Algorithm, hook: str, result: TokenLoss, tokens: PackedTokens) -> None:
     """Raises PluginError unless everything is per token: a reduced loss would broadcast without an error."""
     if not isinstance(result, TokenLoss):
-        raise contract_error(algorithm, "loss", f"answered {_kind(result)}", "return mmrl.types.TokenLoss(loss_T)")
+        raise contract_error(algorithm, hook, f"answered {kind_of(result)}", "return mmrl.types.TokenLoss(loss_T)")
     shape = tokens.logprobs_T.shape
     for name, value in {"loss_T": result.loss_T, **result.terms, **result.metrics}.items():
         if not (isinstance(value, torch.Tensor) and value.shape == shape):
-            what = f"gave {name} as {_kind(value)}, not one value per token, {tuple(shape)}"
+            what = f"gave {name} as {kind_of(value)}, not one value per token, {tuple(shape)}"
             remedy = "reduce nothing: weights and sums are mmrl's; of a value per sequence: x[tokens.sequence_T]"
-            raise contract_error(algorithm, "loss", what, remedy)
+            raise contract_error(algorithm, hook, what, remedy)
     for name, value in result.sequence_metrics.items():
         if not (isinstance(value, torch.Tensor) and value.shape == (tokens.num_sequences,)):
-            what = f"gave {name} as {_kind(value)}, not one value per sequence, {(tokens.num_sequences,)}"
+            what = f"gave {name} as {kind_of(value)}, not one value per sequence, {(tokens.num_sequences,)}"
             remedy = "make a tensor of NaN for tokens.num_sequences, and fill in the sequences that have a value"
-            raise contract_error(algorithm, "loss", what, remedy)
-    values, name = tokens.final_values_N, "final_values_N"
-    if values is None:
-        values, name = tokens.logprobs_T, "logprobs_T"
+            raise contract_error(algorithm, hook, what, remedy)
+    found = ((name, getattr(tokens, name)) for name in ("values_T", "final_values_N", "logprobs_T"))
+    name, values = next((name, values) for name, values in found if values is not None)
     if values.requires_grad and not result.loss_T.requires_grad:
         remedy = f"let loss_T depend on tokens.{name} without detaching it, outside torch.no_grad"
-        raise contract_error(algorithm, "loss", "gave a loss_T without a gradient", remedy)
+        raise contract_error(algorithm, hook, "gave a loss_T without a gradient", remedy)
 
 
 def reduce_partials(partials: Sequence[PartialLoss]) -> dict[str, float]:
@@ -399,7 +321,8 @@ def reduce_partials(partials: Sequence[PartialLoss]) -> dict[str, float]:
     for partial in partials:
         for name, value in partial.sums.items():
             totals[name] = totals.get(name, 0.0) + value
-    means = {name: total if name.startswith("loss/") else total / tokens for name, total in totals.items()}
+    sums = ("loss/", CRITIC_LOSS)
+    means = {name: total if name.startswith(sums) else total / tokens for name, total in totals.items()}
     for name in dict.fromkeys(name for partial in partials for name in partial.sequences):
         found = [partial.sequences[name] for partial in partials if name in partial.sequences]
         if count := sum(number for _, number in found):

@@ -209,6 +209,26 @@ def check_reference(config: Config, needs: Needs) -> None:
         )
 
 
+def check_critic(config: Config, needs: Needs) -> None:
+    """See that there is a critic if the algorithm asks for its values, and none that nothing would use."""
+    name = config.algorithm.name
+    if needs.values and config.critic is None:
+        raise ConfigError(
+            f"algorithm {name!r} asks for a critic's values, and the config has no section critic",
+            where=f"algorithm.name: {name}",
+            possible="critic: {lr: 1.0e-5} begins from the policy's model; critic.path names another, such as a reward "
+            "model",
+            remedy="add the section critic, or choose an algorithm that asks for none",
+        )
+    if config.critic is not None and not needs.values:
+        raise ConfigError(
+            f"algorithm {name!r} asks for no critic, so none would be trained",
+            where="critic",
+            possible="an algorithm that asks for a critic's values; the page of plugins says which do",
+            remedy="choose one of these, or remove the section critic",
+        )
+
+
 def check_taught(config: Config, teachers: Sequence[ModelFolder], prompt: Prompt) -> None:
     """See that a row has a teacher, if there are any, and one that can read its images.
 

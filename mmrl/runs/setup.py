@@ -86,6 +86,7 @@ class RunSetup:
         else:
             checks.check_given(self.config, needs, source.texts)
             checks.check_rewarded(self.config, source)
+        checks.check_critic(self.config, needs)
         checks.check_judged(self.config, source)
         checks.check_views(self.config, algorithm, needs.views)
         return algorithm
@@ -196,7 +197,7 @@ class RunSetup:
             num_rows: Rows of an epoch; by default those of the training prompts.
 
         Raises:
-            ConfigError: They are too few for the warm-up.
+            ConfigError: They are too few for the warm-up, or for the steps in which the critic alone learns.
         """
         trainer, learner = self.config.trainer, self.config.learner
         if trainer.epochs is None:
@@ -204,16 +205,20 @@ class RunSetup:
         num_rows = len(self.training) if num_rows is None else num_rows
         drawn = Fraction(str(trainer.epochs)) * num_rows  # exactly 1.1, and not the float beside it
         steps = math.ceil(drawn / trainer.prompts_per_step)
-        if learner.warmup_steps >= (updates := steps * learner.minibatches * learner.epochs):
+        where = f"trainer.epochs: {trainer.epochs:g} of {plural(num_rows, 'row')} make {plural(steps, 'step')}"
+        counted = trainer.model_copy(update={"steps": steps, "epochs": None})
+        config = self.config.model_copy(update={"trainer": counted})
+        for _, what, remedy in () if config.critic is None else config.critic.against(adapters=False, steps=steps):
+            raise ConfigError(what, where=where, remedy=remedy)
+        if learner.warmup_steps >= config.policy_updates:
             raise ConfigError(
                 f"learner.warmup_steps is {learner.warmup_steps}, but the run has only "
-                f"{plural(updates, 'optimizer step')}",
-                where=f"trainer.epochs: {trainer.epochs:g} of {plural(num_rows, 'row')} make {plural(steps, 'step')}",
+                f"{plural(config.policy_updates, 'optimizer step')}",
+                where=where,
                 remedy="warm up for fewer optimizer steps than there are",
             )
-        counted = trainer.model_copy(update={"steps": steps, "epochs": None})
-        self.config = self.config.model_copy(update={"trainer": counted})
-        return self.config
+        self.config = config
+        return config
 
     @cached_property
     def prompts(self) -> PromptSource:

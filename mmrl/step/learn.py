@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, Self
@@ -11,14 +11,15 @@ import numpy as np
 
 from mmrl.config.sections import Config
 from mmrl.engine_api import Learner, Network, UpdateResult
-from mmrl.interfaces import Algorithm
+from mmrl.interfaces import Aggregation, Algorithm
 from mmrl.ops import metrics
-from mmrl.ops.objective import assign_credit, check_whole_groups, columns_before, loss_masks, training_rows
+from mmrl.ops.assignment import assign_credit, columns_before, loss_masks, value_masks
+from mmrl.ops.objective import check_whole_groups, training_rows
 from mmrl.ops.packing import offsets
 from mmrl.rollout.batch import batch_of, rollouts_of, weights_of
 from mmrl.step.mismatched import mismatched_logprobs
 from mmrl.system.clock import Clock
-from mmrl.token_columns import COLUMNS, REWARD, TokenColumn
+from mmrl.token_columns import COLUMNS, CRITIC, POLICY, REWARD, TokenColumn
 from mmrl.types import (
     Batch,
     Credit,
@@ -44,6 +45,7 @@ class LearnSettings:
         max_tokens: The length constant of an algorithm's aggregation that names none.
         weights: Factors of the components in the rewards.
         penalties: Names of the components that are penalties.
+        pretrains: True if the critic alone learns.
     """
 
     seed: Sequence[int] = (0,)
@@ -52,12 +54,14 @@ class LearnSettings:
     max_tokens: int | None = None
     weights: Mapping[str, float] = field(default_factory=dict)
     penalties: frozenset[str] = frozenset()
+    pretrains: bool = False
 
     @classmethod
     def of(cls, config: Config, penalties: frozenset[str], step: int) -> Self:
         """Those of a run's step."""
         learner, tokens, weights = config.learner, config.sampler.max_new_tokens, weights_of(config)
-        return cls((config.trainer.seed, step), learner.minibatches, learner.epochs, tokens, weights, penalties)
+        seed, pretrains = (config.trainer.seed, step), config.critic is not None and config.critic.pretrains(step)
+        return cls(seed, learner.minibatches, learner.epochs, tokens, weights, penalties, pretrains)
 
     @property
     def num_updates(self) -> int:
@@ -73,18 +77,21 @@ class Update:
         phase: ``logprob`` and ``credit`` come once each, in this order; then ``update`` after every optimizer step.
         rows: The optimizer step's rows; it came to nothing if ``result`` has a fault.
         result: The optimizer step's.
-        done: Optimizer steps that were taken so far.
+        done: Optimizer steps that this network took so far.
+        network: The role of the network that took it.
     """
 
     phase: Literal["logprob", "credit", "update"]
     rows: Sequence[TrainingRow] = ()
     result: UpdateResult = field(default_factory=lambda: UpdateResult({}, [], []))
     done: int = 0
+    network: str = POLICY
 
     @property
     def samples(self) -> list[SampleKey]:
-        """The samples that the policy has learned from; none if the optimizer step came to nothing."""
-        return [] if self.result.fault else [row.sample.key for row in self.rows]
+        """The samples that the policy, or the reward model, has learned from; none of an optimizer step that came to
+        nothing, or was a critic's."""
+        return [] if self.result.fault or self.network == CRITIC else [row.sample.key for row in self.rows]
 
     @property
     def num_tokens(self) -> int:
@@ -118,7 +125,7 @@ def learn(
     *,
     batch: Batch | None = None,
 ) -> Learning:
-    """Assign credit and update.
+    """Assign credit and update: for each minibatch the critic, if there is one, and then the policy.
 
     No rank works while the caller has an ``Update``, so the caller may close the generator there.
 
@@ -132,8 +139,11 @@ def learn(
     """
     samples, needs = rollouts_of(groups), algorithm.needs()
     batch = batch_of(groups, settings.weights, settings.penalties) if batch is None else batch
+    batch = replace(batch, pretrains=settings.pretrains)
     batch = _with_columns(batch, samples, needs.columns(settings.num_updates, algorithm.network), learner)
     batch = replace(batch, **mismatched_logprobs(batch, samples, needs, learner))
+    if needs.values and needs.last_state and batch.final_values is None:
+        batch = replace(batch, final_values=_final_values(batch, samples, learner.network(CRITIC)))
     yield Update("logprob")
     credit = assign_credit(algorithm, batch)
     masks = loss_masks(batch, credit)
@@ -153,16 +163,24 @@ def learn(
         scores=batch.rewards,
         whole_groups=needs.whole_groups,
     )
-    parts = minibatches(batch.group_ids, settings.minibatches, settings.epochs, settings.seed, whole=needs.whole_groups)
-    means, logprobs, updates = yield from _optimizer_steps(
-        samples, batch, rows_of, learner.network(algorithm.network), parts
-    )
-    values = {**means, **credit.metrics, **metrics.advantage_metrics(masks, columns["advantages"])}
+    network = learner.network(algorithm.network)
+    trained = [] if settings.pretrains else [_Trained(algorithm.network, network, rows_of, len(samples))]
     found: dict[str, Any] = {column.credited: columns[column.name] for column in COLUMNS if column.name in columns}
-    found |= {"logprobs": logprobs}
+    values = dict(credit.metrics)
+    if not settings.pretrains:
+        values |= metrics.advantage_metrics(masks, columns["advantages"])
+    if needs.values:
+        critic, of_critic, told = _critic(samples, batch, credit, learner)
+        trained, found, values = [critic, *trained], {**found, **of_critic}, {**values, **told}
+    parts = minibatches(batch.group_ids, settings.minibatches, settings.epochs, settings.seed, whole=needs.whole_groups)
+    for part in parts:
+        for each in trained:
+            yield each.update(part)
+    updates = trained[-1].updates if not settings.pretrains else [[] for _ in samples]
+    found |= {"logprobs": _logprobs(batch, updates), "updates": updates}
     found |= {"final_values": _first_values(updates)} if algorithm.network == REWARD else {}
     found |= {column.mismatched: getattr(batch, column.mismatched) for column in needs.mismatched_columns}
-    return StepResult(values, _credited(groups, found, updates), credit)
+    return StepResult({**_means(trained), **values}, _credited(groups, found), credit)
 
 
 def finished(
@@ -209,46 +227,88 @@ def _with_columns(batch: Batch, samples: Sequence[Sample], columns: Sequence[Tok
     return replace(batch, **found)
 
 
-_Results = tuple[Mapping[str, float], list[FloatArray], list[list[PreUpdateStatistics]]]
+def _final_values(batch: Batch, samples: Sequence[Sample], critic: Network) -> FloatArray:
+    """(B,) the critic's values after the last token of rows that a limit ended; 0 for the others."""
+    values_B = np.zeros(len(samples), np.float32)
+    places = [place for place in np.flatnonzero(batch.truncated) if len(samples[place].token_ids)]
+    if places:
+        values_B[places] = critic.final_values([samples[place] for place in places])
+    return values_B
 
 
-def _optimizer_steps(
-    samples: Sequence[Sample],
-    batch: Batch,
-    rows_of: Callable[[Sequence[int]], Mapping[int, TrainingRow]],
-    network: Network,
-    parts: Iterable[Sequence[int]],
-) -> Generator[Update, None, _Results]:
-    """Take the step's optimizer steps.
+class _Trained:
+    """The optimizer steps of a network in one step.
 
-    Returns:
-        The means of their metrics; each sample's log-probs before them, empty if it is in no loss and they were not
-        asked for, or if they are not known; the statistics of each optimizer step that took the sample in.
+    Attributes:
+        updates: For each sample, the statistics of each of them that took it in.
+        steps: The metrics of those that were taken.
+        skipped: Those that came to nothing.
+        memory_bytes: Allocated in each, where that is known.
     """
-    logprobs = list(batch.old_logprobs or [np.zeros(0, np.float32)] * len(samples))
-    updates: list[list[PreUpdateStatistics]] = [[] for _ in samples]
-    steps: list[Mapping[str, float]] = []
-    skipped, memory = 0, list[float]()
-    for part in parts:
-        rows = rows_of(part)
-        result = network.update(list(rows.values()))
-        memory += [] if result.memory_bytes is None else [float(result.memory_bytes)]
+
+    def __init__(
+        self, role: str, network: Network, rows_of: Callable[[Sequence[int]], Mapping[int, TrainingRow]], samples: int
+    ) -> None:
+        self._role, self._network, self._rows_of = role, network, rows_of
+        self.updates: list[list[PreUpdateStatistics]] = [[] for _ in range(samples)]
+        self.steps: list[Mapping[str, float]] = []
+        self.skipped, self.memory_bytes = 0, list[float]()
+
+    @property
+    def skipped_metric(self) -> str:
+        return f"{CRITIC if self._role == CRITIC else POLICY}/skipped_updates"
+
+    def update(self, part: Sequence[int]) -> Update:
+        """Take an optimizer step on these samples."""
+        rows = self._rows_of(part)
+        result = self._network.update(list(rows.values()))
+        self.memory_bytes += [] if result.memory_bytes is None else [float(result.memory_bytes)]
         if result.fault:
-            skipped += 1
-            for index in rows:  # they may not be finite either
-                updates[index].append(PreUpdateStatistics(np.zeros(0, np.float32), np.zeros(0, np.float32)))
-                if not np.isfinite(logprobs[index]).all():
-                    logprobs[index] = np.zeros(0, np.float32)
+            self.skipped += 1
+            nothing = np.zeros(0, np.float32)
+            for index in rows:  # they may not be finite
+                self.updates[index].append(PreUpdateStatistics(nothing, nothing))
         else:
-            steps.append(result.metrics)
+            self.steps.append(result.metrics)
             for index, values in zip(rows, result.statistics, strict=True):
-                updates[index].append(values)
-                if batch.old_logprobs is None:
-                    logprobs[index] = values.logprobs
-        yield Update("update", list(rows.values()), result, len(steps))
-    means = metrics.average(steps) | {"policy/skipped_updates": float(skipped)}
-    means |= {"perf/update_memory_bytes_max": max(memory)} if memory else {}
-    return means, logprobs, updates
+                self.updates[index].append(values)
+        return Update("update", list(rows.values()), result, len(self.steps), self._role)
+
+
+def _critic(
+    samples: Sequence[Sample], batch: Batch, credit: Credit, learner: Learner
+) -> tuple[_Trained, dict[str, Any], dict[str, float]]:
+    """The critic, the columns of ``CreditedGroup`` that are its own, and what is known of it before it learns."""
+    masks = value_masks(batch)
+    columns = columns_before(batch, credit, masks, critic=True)
+    rows_of = partial(training_rows, samples, masks, columns, batch.group_ids, Aggregation("token-mean"))
+    critic = _Trained(CRITIC, learner.network(CRITIC), rows_of, len(samples))
+    found: dict[str, Any] = {**columns, "critic_updates": critic.updates}
+    found |= {} if batch.final_values is None else {"final_values": batch.final_values}
+    return critic, found, metrics.critic_metrics(masks, columns["values"], columns["returns"])
+
+
+def _means(trained: Sequence[_Trained]) -> dict[str, float]:
+    """The means of the optimizer steps' metrics, and how many came to nothing."""
+    means = {f"{POLICY}/skipped_updates": 0.0}
+    for each in trained:
+        means |= metrics.average(each.steps) | {each.skipped_metric: float(each.skipped)}
+    memory = [most for each in trained for most in each.memory_bytes]
+    return means | ({"perf/update_memory_bytes_max": max(memory)} if memory else {})
+
+
+def _logprobs(batch: Batch, updates: Sequence[Sequence[PreUpdateStatistics]]) -> list[FloatArray]:
+    """Each sample's log-probs before the optimizer steps; empty if it is in no loss and they were not asked for, or if
+    they are not known."""
+    nothing = np.zeros(0, np.float32)
+    if batch.old_logprobs is None:
+        taken = [[each.logprobs for each in of_sample if len(each.logprobs)] for of_sample in updates]
+        return [each[-1] if each else nothing for each in taken]
+    came_to_nothing = [any(not len(each.logprobs) for each in of_sample) for of_sample in updates]
+    return [
+        nothing if is_faulty and not np.isfinite(logprobs).all() else logprobs
+        for logprobs, is_faulty in zip(batch.old_logprobs, came_to_nothing, strict=True)
+    ]
 
 
 def _first_values(updates: Sequence[Sequence[PreUpdateStatistics]]) -> FloatArray:
@@ -290,7 +350,6 @@ def minibatches(
 def _credited(
     groups: Sequence[ScoredGroup],
     columns: Mapping[str, Any],
-    updates: Sequence[Sequence[PreUpdateStatistics]],
 ) -> list[CreditedGroup]:
     """The groups with these columns of all samples, by the attribute of ``CreditedGroup``."""
     bounds = offsets([len(group.rollouts) for group in groups])
@@ -298,7 +357,6 @@ def _credited(
         CreditedGroup(
             scored=group,
             trained=True,
-            updates=updates[start:end],
             **{name: values[start:end] for name, values in columns.items()},
         )
         for group, start, end in zip(groups, bounds, bounds[1:], strict=False)

@@ -181,7 +181,7 @@ class Trainer:
             "generators": generators(),
             "consumed_prompts": self.consumed_prompts,
             "updates": self._updates.updates,
-            "faults_in_a_row": self._updates.faults_in_a_row,
+            "faults_in_a_row": dict(self._updates.faults_in_a_row),
             "carried_groups": self._queue.carried(),
             "algorithm": state_of(self._algorithm),
             **self._queue.reached(),
@@ -196,7 +196,8 @@ class Trainer:
         set_generators(state["generators"])
         self._queue.restore(state, media)
         self._updates.updates = int(state["updates"])
-        self._updates.faults_in_a_row = int(state["faults_in_a_row"])
+        faults = state["faults_in_a_row"]  # a number in checkpoints of runs before there were critics
+        self._updates.faults_in_a_row = dict(faults) if isinstance(faults, dict) else {self._algorithm.network: faults}
         if state["algorithm"]:
             with plugin_errors(self._algorithm, "restore"):
                 self._algorithm.restore(state["algorithm"])

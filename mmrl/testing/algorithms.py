@@ -14,7 +14,7 @@ import numpy as np
 from mmrl.errors import PluginError, plugin_errors
 from mmrl.interfaces import Aggregation, Algorithm, Needs, RunFacts, served_needs
 from mmrl.interfaces.views import try_views
-from mmrl.ops.objective import credit_of
+from mmrl.ops.assignment import credit_of
 from mmrl.plugin_host import registry
 from mmrl.policy_gradient import PolicyGradient
 from mmrl.testing.batches import (

@@ -13,13 +13,14 @@ import numpy as np
 from mmrl.config.problems import suggestion
 from mmrl.errors import DataError
 from mmrl.interfaces import Needs
-from mmrl.token_columns import COLUMNS, POLICY, REWARD
+from mmrl.token_columns import COLUMNS, CRITIC_COLUMNS, POLICY, REWARD
 
 Arrays = Mapping[str, Any]
 PER_TOKEN = tuple(column.replayed for column in COLUMNS if column.replayed)
 _ROWS = {"group_ids": "int64", "rewards": "float64", "greedy_rewards": "float64"}
 _ROWS |= {"scores": "float64", "reward_valid": "bool", "truncated": "bool", "has_images": "bool"}
 _TOKENS = {"response_mask": "bool", "turns": "int64", **dict.fromkeys(PER_TOKEN, "float64")}
+_OF_CRITIC = tuple(column.replayed for column in CRITIC_COLUMNS if column.replayed)
 _NAMED = ("components", "greedy_components")
 _TURNS = ("turn_rewards", "turn_states")
 _REQUIRED = ("group_ids", "response_mask", "log_probs", "rollout_log_probs")
@@ -40,6 +41,7 @@ def read_batch(batch: Arrays, needs: Needs, network: str = POLICY) -> dict[str, 
         DataError: A key is missing, or nearly a known one; shapes do not fit; rewards are not their components' sum.
     """
     _check_keys(batch, needs, network)
+    batch = batch if needs.values else {key: value for key, value in batch.items() if key not in _OF_CRITIC}
     batch = _with_zeros(batch) if network == REWARD else batch
     shape = _array("log_probs", batch["log_probs"], "float64").shape
     if len(shape) != 2:
@@ -138,6 +140,7 @@ def _check_keys(batch: Arrays, needs: Needs, network: str) -> None:
     needed = [*required, *(["rewards"] if "components" not in batch else [])]
     needed += [column.replayed for column in needs.columns(1, network) if column.known == "before the step"]
     needed += ["turns", *_TURNS] if needs.turns else []
+    needed += ["vpreds"] if needs.values else []
     needed += [column.mismatched_replayed for column in needs.mismatched_columns]
     if needs.greedy_rollout and "greedy_components" not in batch:
         needed += ["greedy_rewards" if "components" not in batch else "greedy_components"]

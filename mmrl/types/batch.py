@@ -34,9 +34,10 @@ class Batch:
             optimizer steps follow.
         reference_logprobs: B arrays (T_i,); None unless ``needs`` asked.
         sampler_logprobs: B arrays (T_i,) as the sampler reported them; zeros for what nobody sampled.
-        values: B arrays (T_i,), the critic's for each position that predicts a token; None unless ``needs`` asked, and
-            always today.
-        final_values: (B,) a critic's after the last token; always None today.
+        values: B arrays (T_i,), the critic's at each place that predicts a token; None unless ``needs`` asked.
+        final_values: (B,) the critic's after the last token of ``truncated`` rows, and 0 for the others, which no state
+            follows; None unless ``needs`` asked for ``values`` and ``last_state``.
+        pretrains: True in the first steps of a run, ``critic.pretrain_steps``, in which the critic alone learns.
         turns: B arrays (T_i,) int, the turn of an episode that each token belongs to; inserted tokens belong to the
             turn before them. None without an environment, as are all that follow.
         turn_rewards: B arrays (K_i,) with the environment's reward of each turn.
@@ -69,6 +70,7 @@ class Batch:
     sampled_from: Sequence[str] | None = None
     mismatched_logprobs: Sequence[FloatArray] | None = None
     mismatched_reference_logprobs: Sequence[FloatArray] | None = None
+    pretrains: bool = False
 
     def component(self, name: str) -> FloatArray:
         """(B,) values of a component; NaN where no reward has answered one of that name."""
@@ -84,7 +86,7 @@ class Credit:
         keep: (B,) rows that enter the loss; None keeps all valid ones. Acts before weights are computed.
         metrics: Further numbers to log.
         constants: Numbers of this step for ``loss``, which other processes compute.
-        returns: B arrays (T_i,) that a critic learns; nothing reads them today.
+        returns: B arrays (T_i,) that the critic learns to predict; asked for with ``Needs.values`` alone.
     """
 
     advantages: FloatArray | Sequence[FloatArray]
@@ -122,20 +124,22 @@ class Credit:
 
 @dataclass(frozen=True, slots=True)
 class PreUpdateStatistics:
-    """One rollout's statistics before an optimizer step; both arrays are empty if the step came to nothing.
+    """One rollout's statistics before an optimizer step; all arrays are empty if the step came to nothing.
 
     Attributes:
-        logprobs: (T_i,) float32, the learner's; empty of a reward model.
-        entropy: (T_i,) float32, as ``PackedTokens.entropy_T``; empty of a reward model.
+        logprobs: (T_i,) float32, the learner's; empty of a network with a score head.
+        entropy: (T_i,) float32, as ``PackedTokens.entropy_T``; likewise.
         views: The same given each scored view of its prompt, by name.
         final_value: The score after its last token; None of a network without a score head, and if the step came to
             nothing.
+        vpreds: (T_i,) float32, the critic's values; empty of any other network.
     """
 
     logprobs: FloatArray
     entropy: FloatArray
     views: Mapping[str, PreUpdateStatistics] = field(default_factory=dict)
     final_value: float | None = None
+    vpreds: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +154,11 @@ class CreditedGroup:
         updates: For each rollout, the optimizer steps that took it in, in order; none where it is in no loss.
         mismatched_logprobs, mismatched_reference_logprobs: As ``Batch`` has them, G arrays; none where the algorithm
             does not ask for them.
-        final_values: (G,) float32 scores of a reward model before the update, NaN where the rollout is in no loss;
-            empty of any other network.
+        final_values: (G,) float32 scores of a reward model before the update, NaN where the rollout is in no loss; or
+            ``Batch.final_values`` of a critic; empty without these.
+        values: G arrays (T_i,), the critic's before the step; none without a critic, as the next two.
+        returns: G arrays (T_i,), which the critic learns.
+        critic_updates: As ``updates``, the optimizer steps of the critic.
     """
 
     scored: ScoredGroup
@@ -163,6 +170,9 @@ class CreditedGroup:
     mismatched_logprobs: Sequence[FloatArray] = ()
     mismatched_reference_logprobs: Sequence[FloatArray] = ()
     final_values: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
+    values: Sequence[FloatArray] = ()
+    returns: Sequence[FloatArray] = ()
+    critic_updates: Sequence[Sequence[PreUpdateStatistics]] = ()
 
     @property
     def key(self) -> GroupKey:

@@ -21,7 +21,8 @@ class TrainingRow:
         weight: The sequence weight of the aggregation mode (algorithms: ``sum_i w_i sum_t m_it L_it``).
         mask: (T,) tokens in the loss.
         columns: (T,) by name, the columns of the run that are known before the optimizer step and not sampled
-            (``mmrl.token_columns``): ``advantages``, and ``old_logprobs`` where there are several optimizer steps.
+            (``mmrl.token_columns``): ``advantages``, and ``old_logprobs`` where there are several optimizer steps. A
+            critic's rows have ``values`` and ``returns``, and no others.
         constants: The constants of the step's ``Credit``.
         views: The views that the run scores, by name; True with a gradient. The sample's prompt has them if
             it has images.
@@ -95,6 +96,10 @@ class PackedTokens:
         views: By name, what the policy makes of the same completions given each view that ``Needs.views`` scores.
         final_values_N: (num_sequences,) float32 with gradient: a score head's value after the last token of each
             sequence; None of a network without one.
+        values_T: With gradient, the critic's values of the places that predict the tokens; as the next two only in
+            ``Algorithm.value_loss``, and None in ``loss``. Log-probs, entropies and advantages are 0 there.
+        old_values_T: Before the step, detached.
+        returns_T: As the step's ``Credit`` has them, detached.
         group_N: (num_sequences,) int64, the id of each sequence's group.
         score_N: (num_sequences,) its reward, or the dataset's score.
     """
@@ -113,6 +118,9 @@ class PackedTokens:
     group_N: torch.Tensor = field(default_factory=_nothing)
     score_N: torch.Tensor = field(default_factory=_nothing)
     final_values_N: torch.Tensor | None = None
+    values_T: torch.Tensor | None = None
+    old_values_T: torch.Tensor | None = None
+    returns_T: torch.Tensor | None = None
 
     @property
     def log_ratio_T(self) -> torch.Tensor:

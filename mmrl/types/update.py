@@ -26,6 +26,7 @@ class UpdateResult:
         memory_bytes: Allocated on the device at most, above what was allocated before; None if that is not known.
         views: Each row's log-probs and entropies given its prompt's scored views, by name; none if nothing is scored.
         final_values: (B,) float32 scores of the rows before the step; None of a network without a score head.
+        vpreds: Each row's, (T,) float32, a critic's values before the step; none of any other network.
     """
 
     metrics: Mapping[str, float]
@@ -37,6 +38,7 @@ class UpdateResult:
     memory_bytes: int | None = None
     views: Sequence[Mapping[str, PreUpdateStatistics]] = ()
     final_values: FloatArray | None = None
+    vpreds: Sequence[FloatArray] = ()
 
     @classmethod
     def of(cls, metrics: Mapping[str, float], statistics: Sequence[PreUpdateStatistics], **others: Any) -> Self:
@@ -45,11 +47,13 @@ class UpdateResult:
         of_rows = [each.logprobs for each in statistics], [each.entropy for each in statistics]
         scores = [each.final_value for each in statistics if each.final_value is not None]
         final = np.array(scores, np.float32) if scores else None
-        return cls(metrics, *of_rows, **others, views=views, final_values=final)
+        vpreds = [each.vpreds for each in statistics] if any(len(each.vpreds) for each in statistics) else ()
+        return cls(metrics, *of_rows, **others, views=views, final_values=final, vpreds=vpreds)
 
     @property
     def statistics(self) -> list[PreUpdateStatistics]:
         """All of each row."""
         views = self.views or [{}] * len(self.logprobs)
         final = [None] * len(self.logprobs) if self.final_values is None else self.final_values.tolist()
-        return list(map(PreUpdateStatistics, self.logprobs, self.entropies, views, final))
+        vpreds = self.vpreds or [np.zeros(0, np.float32)] * len(self.logprobs)
+        return list(map(PreUpdateStatistics, self.logprobs, self.entropies, views, final, vpreds))

@@ -23,7 +23,7 @@ from mmrl.cluster.failures import DeadRankError
 from mmrl.cluster.guard import Process, watch
 from mmrl.cluster.process import host_meeting
 from mmrl.cluster.ranks import RankLocation, verb_of
-from mmrl.config.sections import ClusterConfig
+from mmrl.config.cluster import ClusterConfig
 from mmrl.engine import device
 from mmrl.errors import MMRLError
 from mmrl.system.worker_process import python

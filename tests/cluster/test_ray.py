@@ -27,7 +27,7 @@ from safetensors.numpy import load_file
 from mmrl.cluster.launch import start_engine
 from mmrl.cluster.ray_ranks import RayRanks
 from mmrl.commands.cli import main
-from mmrl.config.sections import ClusterConfig
+from mmrl.config.cluster import ClusterConfig
 from mmrl.engine.spec import EngineSpec
 from mmrl.errors import ResourceError
 from mmrl.types import RawImage

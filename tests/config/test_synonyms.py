@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mmrl.commands.cli import main
+from mmrl.config.critic import CriticConfig
 from mmrl.config.load import from_mapping, load_config, to_yaml
 from mmrl.config.plugin_specs import EnvironmentSpec
 from mmrl.config.sections import Config
@@ -92,14 +93,15 @@ def failure(path: Path, *overrides: str) -> str:
         ("trainer.logger=[console]", "did you mean trackers? (a list such as [{name: ...}]"),
         ("trainer.n_gpus_per_node=8", "did you mean cluster.ranks? (all GPUs together"),
         ("per_device_train_batch_size=2", "did you mean learner.tokens_per_microbatch? (counted in tokens"),
-        ("algorithm.gamma=1", "mmrl trains no critic"),
+        ("algorithm.gamma=1", "discounts are options of algorithms that have them: algorithm.gamma"),
         ("learner.lrr=1", "did you mean lr?"),
         ("max_tool_calling_iterations=4", "did you mean environment.max_turns? (turns of the policy"),
         ("actor_rollout_ref.rollout.multi_turn.max_assistant_turns=4", "did you mean environment.max_turns?"),
         ("scale_rewards=group", "that is the algorithm's own: choose it by algorithm.name"),
         ("multi_objective_aggregation=x", "did you mean algorithm.reward_norm?"),
-        ("critic.optim.lr=1e-5", "do:       mmrl trains no critic"),
-        ("worker.critic.model.path=m", "do:       mmrl trains no critic"),
+        ("critic.optim.lr=1e-5", "did you mean critic.lr?"),
+        ("worker.critic.model.path=m", "a critic has the section critic (path, lr, pretrain_steps, ...)"),
+        ("critic_warmup=20", "did you mean critic.pretrain_steps?"),
         ("worker.ref.fsdp.enable_cpu_offload=true", "the reference is the initial policy"),
         ("reward_model.model.path=m", "a model that scores is a reward: see rewards"),
         ("actor_rollout_ref.rollout.val_kwargs.temperature=0", "an evaluation is greedy"),
@@ -140,6 +142,8 @@ def test_every_synonym_leads_to_a_key_that_exists() -> None:
             assert first == "name" or first in options[plugin].model_fields or first in clips, key
         elif section == "environment":
             assert not name or name in EnvironmentSpec.model_fields, key
+        elif section == "critic":
+            assert name in CriticConfig.model_fields, key
         elif section != "rewards" and name:
             assert name.split(".")[0] in Config.model_fields[section].annotation.model_fields, key
     assert synonym("n").key == "sampler.group_size"  # type: ignore[union-attr]
@@ -278,7 +282,7 @@ def test_each_key_that_is_not_translated_has_its_reason(path: Path) -> None:
         "worker.reward.reward_type": "a function of one rollout or of several is told apart by its parameters",
         "trainer.max_try_make_batch": "algorithm.dynamic_sampling.max_rounds: rounds of replacements",
         "worker.ref.fsdp.enable_cpu_offload": "the reference is the initial policy",
-        "worker.critic.optim.lr": "mmrl trains no critic",
+        "worker.critic.optim.lr": "critic.lr",
         "worker.rollout.max_model_len": "data.max_prompt_tokens and sampler.max_new_tokens together",
         "trainer.unheard_of": "no key of mmrl's is known for it",
     }.items():

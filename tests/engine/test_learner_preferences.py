@@ -16,8 +16,9 @@ from torch.nn.functional import logsigmoid
 
 from mmrl.config.plugin_specs import PluginSpec
 from mmrl.engine.spec import EngineSpec
+from mmrl.ops.assignment import assign_credit, loss_masks
 from mmrl.ops.credit import mismatched_kl
-from mmrl.ops.objective import assign_credit, loss_masks, training_rows
+from mmrl.ops.objective import training_rows
 from mmrl.plugin_host import registry
 from mmrl.rollout.batch import batch_of
 from mmrl.step.learn import LearnSettings, finished, learn

@@ -24,7 +24,8 @@ from mmrl.engine.network.family import FAMILIES
 from mmrl.engine.network.policy import load_policy
 from mmrl.engine.network.vision import ImageInputs
 from mmrl.engine.spec import EngineSpec
-from mmrl.ops.objective import assign_credit, loss_masks, partial_loss, training_rows
+from mmrl.ops.assignment import assign_credit, loss_masks
+from mmrl.ops.objective import partial_loss, training_rows
 from mmrl.rollout.batch import batch_of, rollouts_of
 from mmrl.step.given import Comparisons
 from mmrl.step.learn import LearnSettings, finished, learn

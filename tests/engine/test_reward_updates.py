@@ -25,7 +25,8 @@ from mmrl.engine.network.policy import load_policy
 from mmrl.engine.network.reward_model import RewardLoading
 from mmrl.engine.network.vision import ImageInputs
 from mmrl.engine.spec import EngineSpec
-from mmrl.ops.objective import assign_credit, loss_masks, score_loss, training_rows, weighed_loss
+from mmrl.ops.assignment import assign_credit, loss_masks
+from mmrl.ops.objective import score_loss, training_rows, weighed_loss
 from mmrl.rollout.batch import batch_of, rollouts_of
 from mmrl.score_head import sequence_classification_class
 from mmrl.step.given import Comparisons

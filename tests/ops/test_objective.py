@@ -11,12 +11,10 @@ import torch
 
 from mmrl.errors import OldNameWarning, PluginError
 from mmrl.interfaces import Aggregation, Algorithm
+from mmrl.ops.assignment import assign_credit, columns_before, loss_masks
 from mmrl.ops.credit import token_kl
 from mmrl.ops.objective import (
-    assign_credit,
     check_whole_groups,
-    columns_before,
-    loss_masks,
     pack_tokens,
     partial_loss,
     reduce_partials,

@@ -17,7 +17,8 @@ from mmrl.commands.doctor.probe import Probe, probe
 from mmrl.commands.doctor.selftest import PRECISIONS, self_test
 from mmrl.commands.doctor.settings import setting_findings
 from mmrl.commands.doctor.versions import Facts, Installed, version_findings
-from mmrl.config.sections import ClusterConfig, Config
+from mmrl.config.cluster import ClusterConfig
+from mmrl.config.sections import Config
 from mmrl.engine.device import DeviceKind
 from mmrl.engine.driver import Driver
 from mmrl.errors import MMRLError

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mmrl.commands.doctor.finding import Finding, Status, gibibytes
 from mmrl.commands.doctor.probe import GPU, Probe
-from mmrl.config.sections import ClusterConfig
+from mmrl.config.cluster import ClusterConfig
 from mmrl.engine.machine.build_tools import HEADER, BuildTools
 
 GIB = 2**30

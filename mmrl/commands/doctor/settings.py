@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from mmrl.commands.doctor.finding import Finding
-from mmrl.config.sections import ClusterConfig
+from mmrl.config.cluster import ClusterConfig
 from mmrl.engine.driver import hides_gpus
 from mmrl.engine.machine.interfaces import check_interfaces, interfaces
 from mmrl.errors import ResourceError

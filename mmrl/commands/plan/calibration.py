@@ -11,7 +11,8 @@ import numpy as np
 from mmrl.cluster.launch import start_engine
 from mmrl.commands.alternating import alternating
 from mmrl.commands.plan.workload import Workload
-from mmrl.config.sections import ClusterConfig, Config
+from mmrl.config.cluster import ClusterConfig
+from mmrl.config.sections import Config
 from mmrl.engine_api import Engine, SamplingRequest
 from mmrl.ops.cost import ModelShape, Training
 from mmrl.rollout.batch import rollouts_of

@@ -87,10 +87,10 @@ class RecordedLearner(Learner, Network):
         self._recorded = {
             rollout.key: (group, index) for group in groups for index, rollout in enumerate(group.scored.rollouts)
         }
-        frozen = [column for column in COLUMNS if column.known == "before the step" and column.role != POLICY]
+        others = [column for column in COLUMNS if column.known == "before the step" and column.role != POLICY]
         self.networks = {
             algorithm.network: self,
-            **{column.role: RecordedNetwork.of(column, groups) for column in frozen},
+            **{column.role: RecordedNetwork.of(column, groups) for column in others},
         }
         self._asked = Counter[SampleKey]()
         self.names, self.unknown = set[str](), set[str]()

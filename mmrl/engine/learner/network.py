@@ -372,7 +372,7 @@ class TrainedNetwork(Network):
             self.optimizer_steps,
             peak=config.lr,
             warmup_steps=config.warmup_steps,
-            total_steps=self._run.trainer.steps * config.minibatches * config.epochs,
+            total_steps=self._run.policy_updates,
             schedule=config.schedule,
         )
         for group in self.engine.optimizer.param_groups:

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from mmrl.errors import DataError
 from mmrl.rollout.records.pairs import own_sum
 from mmrl.rollout.records.unknown import tell_unknown
-from mmrl.token_columns import COLUMNS, MISMATCHED_COLUMNS, VIEW_COLUMNS, TokenColumn
+from mmrl.token_columns import COLUMNS, CRITIC_COLUMNS, MISMATCHED_COLUMNS, VIEW_COLUMNS, TokenColumn
 
 SCHEMA = 2
 _ESCAPE = "\0"
@@ -53,11 +53,13 @@ def listed(column: TokenColumn) -> str:
     return f"{column.record}s" if column.known == "by credit" else column.record
 
 
-def _fields_of(column: TokenColumn) -> dict[str, pa.DataType]:
-    """The fields of a column; one number stands for a list of equal ones by credit."""
-    number = pa.from_numpy_dtype(column.dtype)
-    values = pa.list_(number)
-    return {column.record: number, listed(column): pa.list_(values) if column.is_per_update else values}
+def _fields_of(*columns: TokenColumn) -> dict[str, pa.DataType]:
+    """The fields of columns; one number stands for a list of equal ones by credit."""
+    fields: dict[str, pa.DataType] = {}
+    for column in columns:
+        values = pa.list_(number := pa.from_numpy_dtype(column.dtype))
+        fields |= {column.record: number, listed(column): pa.list_(values) if column.is_per_update else values}
+    return fields
 
 
 ROLLOUT = pa.struct(
@@ -85,10 +87,9 @@ ROLLOUT = pa.struct(
                 }
             )
         ),
-        **{name: kind for column in COLUMNS for name, kind in _fields_of(column).items()},
+        **_fields_of(*(column for column in COLUMNS if column not in CRITIC_COLUMNS)),
         "turns": _IDS,  # of each token; null, as all of an episode, without an environment
         "turn_rewards": _EXACT,
-        "values": _FLOATS,
         "final_value": pa.float32(),
         "episode": pa.list_(_TURN),
         "components": pa.map_(pa.string(), pa.float64()),
@@ -126,20 +127,23 @@ _OF_SCORES = {"update_final_values": _FLOATS}
 """The field with a reward model's score before each optimizer step; ``final_value`` is the one before the first."""
 _MISMATCHED = {column.mismatched_record: pa.list_(pa.from_numpy_dtype(column.dtype)) for column in MISMATCHED_COLUMNS}
 """Fields with a number for each token of another row's completion, given this row's prompt."""
+_OF_CRITIC = _fields_of(*CRITIC_COLUMNS)
 
 
-def group_schema(*, views: bool, mismatched: bool, scores: bool = False) -> pa.Schema:
+def group_schema(*, views: bool, mismatched: bool, scores: bool = False, critic: bool = False) -> pa.Schema:
     """The schema of a step's file; ``prompt_token_ids`` of a view are null where they are the prompt's.
 
     Args:
         views: True for prompts that have views.
         mismatched: True for rollouts whose prompts were given other rows' completions.
         scores: True for rollouts that a reward model has scored.
+        critic: True for rollouts that a critic has learned from.
     """
     more = {
         **(_OF_VIEWS if views else {}),
         **(_MISMATCHED if mismatched else {}),
         **(_OF_SCORES if scores else {}),
+        **(_OF_CRITIC if critic else {}),
     }
     rollout = pa.struct([*ROLLOUT, *(pa.field(name, kind) for name, kind in more.items())])
     view = pa.struct({"name": pa.string(), "images": _IMAGES, "prompt_token_ids": _IDS})
@@ -156,11 +160,11 @@ FIELDS = frozenset(
         *_OF_VIEWS,
         *_MISMATCHED,
         *_OF_SCORES,
-        "algorithm_state",
-        "failed",
+        *_OF_CRITIC,
+        *("algorithm_state", "failed", "values"),
     )
 )
-"""All fields of records, also of those in JSON."""
+"""All fields of records, also of those in JSON; ``values`` is in older files, and null."""
 EPISODE = ("episode", "components", "failure")
 AS_JSON = ("answer", "columns", "arguments", "info")
 """Fields of rows, calls and turns that are JSON in their columns."""
@@ -199,13 +203,12 @@ _OF_ROLLOUT = (
 )
 """Fields of a record in its order, those of the prompt and those of the rollout."""
 _OF_SOME = ("segments", *EPISODE, *_OF_VIEWS, *_MISMATCHED, "final_value", *_OF_SCORES)
+_OF_SOME += tuple(column.record for column in CRITIC_COLUMNS)
 """Fields that a record lacks where they are null."""
 BY_BYTE = [
-    f"rollouts.list.element.{name}{'.list.element' * depth}"
-    for name, depth in [
-        *((each.record, 1 + each.is_per_update) for each in COLUMNS if each.dtype == "float32"),
-        ("values", 1),
-    ]
+    f"rollouts.list.element.{each.record}{'.list.element' * (1 + each.is_per_update)}"
+    for each in COLUMNS
+    if each.dtype == "float32"
 ]
 """Columns that are split into their first, second, ... bytes before zstd sees them."""
 

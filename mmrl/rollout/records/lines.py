@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mmrl.rollout.records.episodes import episode_fields, image_record, view_records
-from mmrl.token_columns import COLUMNS
+from mmrl.token_columns import COLUMNS, CRITIC_COLUMNS
 from mmrl.types import CreditedGroup, FloatArray, ScoredGroup
 
 
@@ -41,7 +41,8 @@ def credited_records(groups: Sequence[CreditedGroup]) -> list[dict[str, Any]]:
 
 def _records(index: int, group: ScoredGroup) -> Iterator[dict[str, Any]]:
     of_group = {"group": index, "place": group.place, "kept": group.kept, "trained": False}
-    nothing: dict[str, Any] = {column.record: [] for column in COLUMNS if column.known != "sampled"}
+    columns = [column for column in COLUMNS if column.known != "sampled" and column not in CRITIC_COLUMNS]
+    nothing: dict[str, Any] = {column.record: [] for column in columns}
     for member in range(len(group.rollouts)):
         yield {**of_group, **_record(group, member, greedy=False), **nothing}
     if group.greedy is not None:

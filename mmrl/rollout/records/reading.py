@@ -234,6 +234,8 @@ def _recorded_group(members: Sequence[tuple[Mapping[str, Any], RecordedRollout]]
     of_step = [column for column in COLUMNS if column.known in ("by credit", "before the step")]
     columns: dict[str, Any] = {column.credited: _values(records, column) for column in of_step}
     updates = [_updates(record, before) for record, before in zip(records, columns["logprobs"], strict=True)]
+    if columns["values"]:
+        columns["critic_updates"] = [_critic_updates(record) for record in records]
     is_trained = bool(first.get("trained", first["kept"]))
     columns |= {column.mismatched: _mismatched(records, column) for column in MISMATCHED_COLUMNS}
     scores = [record.get("final_value") for record in records]
@@ -279,6 +281,12 @@ def _updates(record: Mapping[str, Any], logprobs: FloatArray) -> list[PreUpdateS
         )
         for number, (each, entropy, score) in enumerate(zip(found, entropies, scores, strict=True))
     ]
+
+
+def _critic_updates(record: Mapping[str, Any]) -> list[PreUpdateStatistics]:
+    nothing = np.zeros(0, np.float32)
+    found = record.get("update_value") or []
+    return [PreUpdateStatistics(nothing, nothing, vpreds=_floats(record, "update_value", of=each)) for each in found]
 
 
 def _views(record: Mapping[str, Any], update: int) -> dict[str, PreUpdateStatistics]:

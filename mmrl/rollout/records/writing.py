@@ -24,7 +24,7 @@ from mmrl.rollout.records.columns import (
 from mmrl.rollout.records.episodes import episode_fields, image_record, segment_records, view_records
 from mmrl.rollout.records.lines import plain_columns
 from mmrl.system.redaction import Redactor
-from mmrl.token_columns import COLUMNS, MISMATCHED_COLUMNS, VIEW_COLUMNS, TokenColumn
+from mmrl.token_columns import COLUMNS, CRITIC, MISMATCHED_COLUMNS, VIEW_COLUMNS, TokenColumn
 from mmrl.types import CreditedGroup, PreUpdateStatistics, Prompt, Rollout, ScoredGroup
 
 ROW_GROUP_TOKENS = 2**18
@@ -42,7 +42,8 @@ def write_groups(file: BinaryIO, groups: Iterable[CreditedGroup], state: Mapping
     schema = group_schema(
         views=any(group.scored.group.prompt.views for group in groups),
         mismatched=any(group.mismatched_logprobs for group in groups),
-        scores=any(len(group.final_values) for group in groups),
+        scores=any(each.final_value is not None for group in groups for found in group.updates for each in found),
+        critic=any(len(group.values) for group in groups),
     )
     metadata = {"schema": str(SCHEMA), "algorithm_state": text.json(state)}
     with pq.ParquetWriter(
@@ -173,12 +174,17 @@ class _Member:
     def updates(self) -> Sequence[PreUpdateStatistics]:
         return self.credited.updates[self.place] if self.credited and self.credited.updates else ()
 
+    @property
+    def critic_updates(self) -> Sequence[PreUpdateStatistics]:
+        return self.credited.critic_updates[self.place] if self.credited and self.credited.critic_updates else ()
+
     def values(self, column: TokenColumn) -> Any:
         """(T,) numbers of a token column, or for each optimizer step (T,); None where there are none."""
         if column.known == "sampled":
             return getattr(self.rollout, column.name)
         if column.is_per_update:
-            return [getattr(each, column.name) for each in self.updates]
+            updates = self.critic_updates if column.role == CRITIC else self.updates
+            return [getattr(each, column.name) for each in updates]
         of_group = () if self.credited is None else getattr(self.credited, column.credited)
         if len(of_group):
             return of_group[self.place]
@@ -186,7 +192,7 @@ class _Member:
 
     @property
     def final_value(self) -> float | None:
-        """A reward model's score; None where there is none."""
+        """A reward model's score, or a critic's value; None where there is none."""
         of_group = () if self.credited is None else self.credited.final_values
         return _known(of_group[self.place]) if len(of_group) else None
 
@@ -276,7 +282,7 @@ def _token_column(column: TokenColumn, members: Sequence[_Member]) -> dict[str, 
 
 def _one(values: Any, length: int) -> float | None:
     """The number of all tokens, bit by bit; None if there is none, or more than one."""
-    bits = np.asarray(values, np.float64).view(np.int64)
+    bits = np.asarray(() if values is None else values, np.float64).view(np.int64)
     return float(values[0]) if len(bits) == length > 0 and (bits == bits[0]).all() else None
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from mmrl.commands.doctor.settings import setting_findings
-from mmrl.config.sections import ClusterConfig
+from mmrl.config.cluster import ClusterConfig
 
 LOCAL = ClusterConfig()
 OWN_RAY = ClusterConfig(name="ray")
