@@ -9,7 +9,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from mmrl.types import GIVEN, SCORE
 
 _WIDTH = 110
 _FARTHEST = 3
-"""Tokens of a rollout whose log-ratios to the reference are shown."""
+"""Tokens of a rollout whose log-ratios to the reference are shown, or at which a critic changes its mind most."""
 _OPTIONAL = ("segments", "episode", "components", "failure", "candidates", "final_value")
 """Fields that only some rollouts have; null in the others."""
 _CONDITION = re.compile(r"\s*([^<>=!]+?)\s*(<=|>=|!=|==|=|<|>)\s*(.*?)\s*", re.DOTALL)
@@ -129,6 +129,23 @@ def _to_the_reference(record: Mapping[str, Any]) -> Iterator[str]:
     yield f"    log-ratio to the reference {_number(sum(found.values()))}, farthest: {tokens}"
 
 
+def _by_the_critic(record: Mapping[str, Any]) -> Iterator[str]:
+    """A critic's values of a rollout: of the first and the last token, and where they change most."""
+    values = record.get("value") or ()
+    own = [place for place, (is_own, _) in enumerate(zip(record["mask"], values, strict=False)) if is_own]
+    if not own:
+        return
+    first, last = own[0], own[-1]
+    returned = record.get("return")
+    learned = returned[last] if isinstance(returned, Sequence) and returned else returned
+    line = f"value {_number(values[first])} before token {first + 1}, {_number(values[last])} before token {last + 1}"
+    line += "" if not isinstance(learned, float) else f", whose return is {_number(learned)}"
+    changes = {after: values[after] - values[before] for before, after in pairwise(own)}
+    places = [place for place in sorted(changes, key=lambda place: -abs(changes[place])) if changes[place]]
+    tokens = ", ".join(f"token {place + 1} {changes[place]:+.3g}" for place in places[:_FARTHEST])
+    yield f"    {line}" + (f"; changes most: {tokens}" if tokens else "")
+
+
 def _lines(record: Mapping[str, Any], step: int | None, group: Sequence[Mapping[str, Any]] = ()) -> Iterator[str]:
     """A rollout for a person.
 
@@ -151,6 +168,7 @@ def _lines(record: Mapping[str, Any], step: int | None, group: Sequence[Mapping[
         parts = ", ".join(f"{name} {_number(value)}" for name, value in record["rewards"].items())
         yield f"    reward {_number(record['reward'])}" + (f" ({parts})" if parts else "")
         yield from _to_the_reference(record)
+        yield from _by_the_critic(record)
     elif score is not None:
         yield from _likelihood(record, group)
     if not turns:

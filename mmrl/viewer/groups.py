@@ -71,7 +71,7 @@ def _tokens(record: Mapping[str, Any], vocabulary: Vocabulary) -> Document:
     unknown = "sampled" if record["weight_version"] == GIVEN else ""  # zeros, which nobody computed
     plain = [column.record for column in COLUMNS if not column.is_per_update and column.known != unknown]
     numbers = {name.removesuffix("s"): _numbers(record, name, mask) for name in plain}
-    sampler = numbers.get("sampler_logprob")
+    sampler, value, returns = (numbers.get(name) for name in ("sampler_logprob", "value", "return"))
     learner, reference = (numbers[RECORDED[role].removesuffix("s")] for role in (POLICY, REFERENCE))
     updates = [np.asarray(each, np.float64) for each in record.get("update_logprobs") or () if len(each)]
     entropies = [np.asarray(each, np.float64) for each in record.get("update_entropy") or () if len(each)]
@@ -81,6 +81,7 @@ def _tokens(record: Mapping[str, Any], vocabulary: Vocabulary) -> Document:
         "entropy": np.where(mask, entropies[0], np.nan) if entropies else None,
         "ratio": np.where(mask, np.exp(updates[-1] - updates[0]), np.nan) if len(updates) > 1 else None,
         "gap": None if sampler is None or learner is None else sampler - learner,
+        "value_error": None if value is None or returns is None else returns - value,
     }
     texts = vocabulary.pieces(ids)
     return {

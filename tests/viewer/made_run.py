@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -84,11 +85,19 @@ def ids(text: str) -> np.ndarray:
     return np.array(tokenizer().encode(text.encode(errors="replace").decode()).ids, np.int32)
 
 
-def make_run(folder: Path, *, live: bool = False) -> Path:
+def make_run(
+    folder: Path,
+    *,
+    live: bool = False,
+    credited: Callable[[CreditedGroup], CreditedGroup] = lambda group: group,
+    metrics: Mapping[str, float] = MappingProxyType({}),
+) -> Path:
     """Make a run of two steps and two attempts in an empty folder; returns it.
 
     Args:
         live: Leave the last attempt without an end.
+        credited: Changes the groups that were learned from.
+        metrics: Further ones of each step.
     """
     directory = RunDirectory.create(folder)
     media = MediaStore(directory.media, ImageGrid(28, 28 * 28, 280 * 280))
@@ -97,15 +106,15 @@ def make_run(folder: Path, *, live: bool = False) -> Path:
     directory.write_origins(ORIGINS)
     directory.write_provenance({"mmrl": "0.3.0", "python": "3.11.2", "cpus": 2, "engine": {"device_name": "CPU"}})
     for step in (0, *STEPS):
-        directory.append_metrics(step, _metrics(step))
-    _record(directory, media, 1)
+        directory.append_metrics(step, {**_metrics(step), **(metrics if step else {})})
+    _record(directory, media, 1, credited)
     Checkpoints(directory.checkpoints).write(1, fill)
     directory.event("dropped", prompt="shapes/99", reason="the image has no pixels")
     directory.end_attempt(10, "stopped by SIGTERM")
     directory.begin_attempt(1, command=["mmrl", "train", "shapes.yaml"], changes=["learner.lr: 0.01 -> 0.001"])
     directory.event("resumed", message="from step 1", step=1)
     directory.append_metrics(2, _metrics(2) | {"policy/entropy": math.nan, "eval/accuracy": 0.75})
-    _record(directory, media, 2)
+    _record(directory, media, 2, credited)
     alarm = f"the reward pays length: correlation 0.71 {HOSTILE}"
     for _ in range(2):  # as after a kill in between; the page shows it once
         directory.event("alarm", step=2, monitor="length", message=alarm, values={"correlation": 0.71, "limit": 0.5})
@@ -141,8 +150,11 @@ def _metrics(step: int) -> dict[str, float]:
     return evaluation if step == 0 else trained | (evaluation if step == 2 else {})
 
 
-def _record(directory: RunDirectory, media: MediaStore, step: int) -> None:
-    directory.write_rollouts(step, groups(media, step), {})
+def _record(
+    directory: RunDirectory, media: MediaStore, step: int, credited: Callable[[CreditedGroup], CreditedGroup]
+) -> None:
+    found = [credited(group) if group.trained else group for group in groups(media, step)]
+    directory.write_rollouts(step, found, {})
     for update in (1, 2):
         samples = [(step - 1, f"shapes/{prompt}", member) for prompt in (0, 1, 2) for member in range(SIZE)]
         directory.append_ledger(step, 2 * step - 2 + update, samples)

@@ -19,7 +19,9 @@ from mmrl.token_columns import COLUMNS, POLICY, REFERENCE
 from mmrl.types import GIVEN, SCORE
 
 Measure = Literal["log_ratio", "per_token", "value"]
-RECORDED: Mapping[str, str] = {each.role: each.record for each in COLUMNS if each.known == "before the step"}
+RECORDED: Mapping[str, str] = {
+    each.role: each.record for each in COLUMNS if each.known == "before the step" and each.role in (POLICY, REFERENCE)
+}
 """The fields of records with the log-probs of policy and reference, by role."""
 
 
@@ -44,7 +46,8 @@ class Likelihood:
         """The likelihood of a recorded completion."""
         mask = np.asarray(record["mask"], np.bool_)
         policy, reference = (own_sum(record.get(RECORDED[role]), mask) for role in (POLICY, REFERENCE))
-        return cls(int(mask.sum()), policy, reference, record.get("final_value"))
+        score = record.get("final_value") if record["weight_version"] == GIVEN else None  # else it is a critic's
+        return cls(int(mask.sum()), policy, reference, score)
 
     @property
     def log_ratio(self) -> float | None:

@@ -19,7 +19,7 @@ const SECTIONS = [
   "length",
   "policy",
   "loss",
-  "value",
+  "critic",
   "episode",
   "mismatch",
   "data",

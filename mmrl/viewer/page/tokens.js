@@ -16,7 +16,9 @@ const QUANTITIES = {
   entropy: { title: "entropy" },
   ratio: { title: "ratio of the last update", centre: 1 },
   gap: { title: "gap: sampler less learner", centre: 0 },
-  value: { title: "value" },
+  value: { title: "value of the critic", scaledWith: ["value", "return"] },
+  return: { title: "return that the critic learns", scaledWith: ["value", "return"] },
+  value_error: { title: "return less value", centre: 0 },
 };
 
 /** Quantities that are told first of what the dataset gives and of two that are compared: advantages are equal there. */
@@ -40,10 +42,14 @@ export function chosenQuantity(view, members) {
   return first ?? names[0] ?? "none";
 }
 
-/** From a value to {tone, strength}: how far it is from the centre, or from the weak end, on the scale of the group. */
+/**
+ * From a value to {tone, strength}: how far it is from the centre, or from the weak end, on the scale of the group.
+ *
+ * Values and returns have one scale, so that equal colours are equal numbers.
+ */
 export function shading(view, name) {
-  const values = view.details.members.flatMap((member) => known(member.tokens?.[name]));
-  const { centre, strongIsLow } = QUANTITIES[name];
+  const { centre, strongIsLow, scaledWith = [name] } = QUANTITIES[name];
+  const values = view.details.members.flatMap((member) => scaledWith.flatMap((each) => known(member.tokens?.[each])));
   if (centre !== undefined) {
     const most = quantile(
       values.map((value) => Math.abs(value - centre)),
