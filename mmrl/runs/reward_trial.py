@@ -11,6 +11,7 @@ from mmrl.errors import PluginError
 from mmrl.rollout.rewards.failures import Failures
 from mmrl.rollout.rewards.scorer import Scorer, Scoring
 from mmrl.runs.made_up import completions
+from mmrl.runs.reward_scale import scale_warnings
 from mmrl.runs.setup import RunSetup
 from mmrl.types import EncodedPrompt, RolloutGroup, ScoredGroup
 
@@ -38,6 +39,7 @@ class RewardTrial:
             scorer.submit(_made_up(prompt), Failures(bounded=False), needed=_needed(setup)) for prompt in prompts
         ]
         self.warnings: list[str] = []
+        self._setup = setup
 
     def check(self, patience_s: float = PATIENCE_S) -> None:
         """Wait for the answers; later ones are left for the next call.
@@ -50,7 +52,9 @@ class RewardTrial:
         for scoring in self._waiting:
             try:
                 with suppress(TimeoutError):
-                    self.warnings += _told(scoring.result(max(0.0, until - time.monotonic())))
+                    scored = scoring.result(max(0.0, until - time.monotonic()))
+                    row = scored.group.prompt.id
+                    self.warnings += [*_told(scored), *scale_warnings(self._setup, scored.rewards[scored.valid], row)]
                     continue
             except PluginError as error:
                 tried = "tried on made-up answers to the first row of its source"

@@ -10,6 +10,7 @@ from mmrl.interfaces import Plugin, RunFacts
 from mmrl.plugin_host import registry
 from mmrl.runs.dataset import texts
 from mmrl.runs.monitoring import judges_of
+from mmrl.runs.reward_scale import weight_warnings
 from mmrl.runs.setup import RunSetup
 from mmrl.token_columns import REFERENCE
 from mmrl.types import ENVIRONMENT
@@ -37,7 +38,7 @@ def config_warnings(setup: RunSetup) -> list[str]:
     rate = config.learner.lr
     if config.model.lora is not None and rate < LORA_RATE:
         warnings.append(f"learner.lr: {rate:g} moves adapters little; {LORA_RATE:g} to 2e-4 are usual with model.lora")
-    warnings += _reference_warnings(setup)
+    warnings += [*_reference_warnings(setup), *weight_warnings(setup)]
     if config.environment is not None and config.environment.scheduling == "eager":
         what = "what shares a batch depends on the clock, so the run, or a resumed one, does not repeat to the bit"
         warnings.append(f"environment.scheduling: eager: {what}")

@@ -14,6 +14,7 @@ from mmrl.config.plugin_specs import RewardSpec
 from mmrl.errors import PluginError
 from mmrl.interfaces import Needs
 from mmrl.rollout.rewards.scorer import Scorer
+from mmrl.runs.reward_scale import weight_warnings
 from mmrl.runs.reward_trial import RewardTrial
 from mmrl.testing.rollouts import make_rollouts
 from tests.faults.runs import Runs, records
@@ -39,6 +40,9 @@ def unscorable(rollouts):
 def low(rollouts):
     return [-1.0 for _ in rollouts]
 
+def percent(rollouts):
+    return [25.0 * (str(rollout.answer) in rollout.text) - 1 for rollout in rollouts]
+
 def slow(rollouts):
     time.sleep(3)
     raise LookupError("late")
@@ -48,13 +52,15 @@ def right(rollouts):
 """
 
 
-def setup(config: list[RewardSpec], environment: object = None, is_scanned: bool = True) -> Any:
+def setup(
+    config: list[RewardSpec], environment: object = None, is_scanned: bool = True, needs: Needs | None = None
+) -> Any:
     prompt = make_rollouts(["x"], answer="7")[0].prompt
     methods = {"attempt": lambda self, *_: prompt, "__len__": lambda self: 3}
     rows = type("Rows", (), {"is_scanned": is_scanned, "sources": {"rows": 1}, **methods})()
     encoder, source = SimpleNamespace(encode=None), SimpleNamespace(samples=True)
     sections = SimpleNamespace(rewards=config, environment=environment)
-    algorithm = SimpleNamespace(needs=Needs)
+    algorithm = SimpleNamespace(needs=lambda: needs or Needs())
     facts = {"training": rows, "evaluation": None, "encoder": encoder, "algorithm": algorithm}
     return SimpleNamespace(config=sections, step_source=source, **facts)
 
@@ -108,6 +114,29 @@ def test_nothing_is_tried_where_it_could_not_tell() -> None:
     spec, scorer = RewardSpec(name="never"), cast(Any, None)
     for made in (setup([]), setup([spec], environment="game"), setup([spec], is_scanned=False)):
         RewardTrial(scorer, made).check(0)
+
+
+@pytest.mark.parametrize(
+    ("weight", "values", "said"),
+    [
+        (1.0, True, "a made-up answer to What is 3 + 4? earns 24"),
+        (0.4, True, None),  # 9.6
+        (1.0, False, None),
+        (12.0, True, "their weights add up to 12"),
+    ],
+)
+def test_rewards_on_a_scale_above_10_are_told_to_a_run_with_a_critic(
+    file: Path, weight: float, values: bool, said: str | None
+) -> None:
+    spec = RewardSpec(name=f"{file}:percent", weight=weight)
+    made = setup([spec], needs=Needs(values=values))
+    with Scorer([spec], 1) as scorer:
+        trial = RewardTrial(scorer, made)
+        trial.check(60)
+    warnings = [*weight_warnings(made), *trial.warnings]
+    assert len(warnings) == (said is not None)
+    for warning in warnings:
+        assert warning.startswith(f"rewards: {said}, and a critic begins near 0") and "divide the weights by" in warning
 
 
 def test_a_run_ends_before_its_engines_start_if_a_reward_is_broken(

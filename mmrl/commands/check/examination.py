@@ -36,6 +36,7 @@ from mmrl.runs.checks import check_ahead
 from mmrl.runs.directory import check_place
 from mmrl.runs.episodes import playing
 from mmrl.runs.monitoring import fault_of, monitors_of
+from mmrl.runs.reward_scale import scale_warnings
 from mmrl.runs.run_warnings import config_warnings, image_warnings, learning_warnings, model_warnings
 from mmrl.runs.sampled_rows import sampled_warnings
 from mmrl.runs.scored_rows import right_answer, row_warnings, writing
@@ -374,6 +375,9 @@ class _Examination:
         shown = "no reference answer" if answer is None else f"reference answer {excerpt(answer)}"
         reasons = [line for answer in answers for line in answer.reason_lines()]
         self.report.show("trial", [shown, *table([answer.cells() for answer in answers], "<><"), *reasons])
+        self.report.warnings += scale_warnings(
+            self.setup, [each.total for each in answers if each.is_scored], prompt.id
+        )
         right, wrong = answers[0], answers[1]
         if answer is not None and not right.total > wrong.total:
             what, where = f"A right answer earns {right.total:g} and a wrong one {wrong.total:g}", "rewards, tried on"
