@@ -230,6 +230,7 @@ def export(
     checkpoint: str | os.PathLike[str],
     out: str | Path | None = None,
     *,
+    role: str | None = None,
     dtype: str | None = None,
     adapter: bool = False,
     base: str | None = None,
@@ -244,6 +245,7 @@ def export(
     Args:
         checkpoint: A checkpoint, a run (its newest good checkpoint) or a model folder.
         out: A new folder, or an empty one; with ``push`` by default one that is called as the repository.
+        role: ``critic``, for the second network of a run that has one; by default the policy, or a reward model.
         dtype: float32, bfloat16 or float16; by default as stored.
         adapter: Keep an adapter as it is; else it is merged.
         base: The model that was adapted, if it has moved.
@@ -259,7 +261,7 @@ def export(
         KeyboardInterrupt: Ctrl-C; the folder is there whole, or not at all.
         InterruptedError: Somebody else's signal came, with the same outcome.
     """
-    options = {"dtype": dtype, "adapter": adapter, "base": base, "shard_gb": shard_gb}
+    options = {"role": role, "dtype": dtype, "adapter": adapter, "base": base, "shard_gb": shard_gb}
     destination = {"repo": push, "revision": revision, "private": private, "message": message}
     request: dict[str, Any] = {"source": os.fspath(checkpoint), "options": options}
     request |= {"out": None if out is None else str(out), "push": destination}

@@ -65,6 +65,15 @@ class Checkpoint:
         return self.path / NetworkFiles.of(self.role).model
 
     @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles of the networks that it has.
+
+        Raises:
+            CheckpointError: The manifest is damaged.
+        """
+        return tuple(self._manifest().roles)
+
+    @property
     def state(self) -> Path:
         """The folder of the run's state; a policy's own is there too."""
         return self.path / NetworkFiles.of(POLICY).state
@@ -79,11 +88,6 @@ class Checkpoint:
             return json.loads((self.state / name).read_text(encoding="ascii"))
         except (OSError, ValueError) as error:
             raise CheckpointError(f"a file of the checkpoint cannot be read: {error}", where=str(self.path)) from error
-
-    @property
-    def learner_state(self) -> Path:
-        """The folder of the state that belongs to the model."""
-        return self.model.parent / NetworkFiles.of(POLICY).state
 
     @property
     def has_optimizer(self) -> bool:

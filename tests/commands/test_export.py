@@ -22,10 +22,13 @@ from safetensors.torch import load_file, save_file
 
 from mmrl.commands.cli import main
 from mmrl.engine.network.family import FAMILIES
+from mmrl.engine.network.reward_model import is_reward_model
+from mmrl.engine_api import NetworkFiles
 from mmrl.interfaces import Aggregation
 from mmrl.ops.objective import training_rows
 from mmrl.runs.checkpoints import Checkpoints, write_json
 from mmrl.runs.resumption import plain_config
+from tests.engine.test_reward_updates import bradley_terry
 from tests.faults.runs import at
 from tests.proofs import families
 
@@ -379,3 +382,56 @@ def test_files_of_weights_hold_what_is_asked_for(models, tmp_path):
         with safe_open(tmp_path / "out" / name, "pt") as file:
             size = sum(int(np.prod(file.get_slice(key).get_shape())) * 4 for key in file.keys())  # noqa: SIM118
         assert size <= 1e6
+
+
+@pytest.fixture
+def with_critic(start: Callable[..., Any], vision: Any, tmp_path: Path) -> Path:
+    """The folder of a run of ppo with a checkpoint: the policy's folder, and beside it one with a score as a critic."""
+    folder, begun = tmp_path / "run", tmp_path / "begun"
+    with start(algorithm=bradley_terry()).learning() as learner:
+        learner.save(begun)
+    config = plain_config(vision.config())
+    config |= {"algorithm": {"name": "ppo"}, "critic": {"path": "org/critic"}}
+    record = {"mmrl": "0.4.0", "config": config, "fingerprints": {"model": "ab" * 32, "critic.path": "c" * 40}}
+
+    def fill(target: Path) -> dict[str, NetworkFiles]:
+        shutil.copytree(vision.folder.path, target / "model")
+        shutil.copytree(begun / "reward", target / "critic")
+        (target / "state").mkdir()
+        write_json(target / "state" / "run.json", record)
+        roles = "policy", "critic"
+        return {role: NetworkFiles.of(role, optimizer=False) for role in roles}
+
+    Checkpoints(folder / "checkpoints").write(3, fill)
+    return folder
+
+
+def test_a_critic_is_exported_by_its_role_as_a_reward_models_folder(with_critic, tmp_path, capsys):
+    assert export(with_critic, tmp_path / "critic", "--role", "critic", "--json") == 0
+    capsys.readouterr()
+    checkpoint = with_critic / "checkpoints/step-000003"
+    written, saved = tensors(tmp_path / "critic"), tensors(checkpoint / "critic/model")
+    assert written.keys() == saved.keys() and "score.weight" in written
+    assert all(torch.equal(written[name], saved[name]) for name in saved)
+    assert is_reward_model(tmp_path / "critic")
+    facts = json.loads((tmp_path / "critic/mmrl.json").read_text())
+    assert facts["role"] == "critic" and facts["base_model"] == {"name": "org/critic", "commit": "c" * 40}
+    card = (tmp_path / "critic/README.md").read_text()
+    assert "- ppo\n- critic\n" in card and "\nA critic: its score at a token is the return" in card
+    assert "pipeline_tag: text-classification" in card and "base_model: org/critic" in card
+    # The folder of the network itself names the same; without a role it is the policy.
+    assert export(checkpoint / "critic/model", tmp_path / "again") == 0
+    assert "the critic of a checkpoint" in capsys.readouterr().out
+    assert tensors(tmp_path / "again").keys() == saved.keys()
+    assert export(with_critic, tmp_path / "policy") == 0
+    assert "score.weight" not in tensors(tmp_path / "policy")
+    assert json.loads((tmp_path / "policy/mmrl.json").read_text())["role"] == "policy"
+
+
+def test_a_role_that_is_not_there_is_refused(with_critic, folder, tmp_path, capsys):
+    assert export(with_critic, tmp_path / "out", "--role", "reward") == 2
+    said = capsys.readouterr().err
+    assert "the checkpoint has no reward" in said and "critic, policy" in said
+    assert export(folder, tmp_path / "out", "--role", "critic") == 2
+    assert "no checkpoint with a critic in it" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

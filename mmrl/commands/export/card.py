@@ -27,6 +27,7 @@ from mmrl.runs.files import read_records_back, replace_file
 from mmrl.runs.history import read_metrics
 from mmrl.system.redaction import remember_secrets, without_paths, without_secrets
 from mmrl.system.version import __version__
+from mmrl.token_columns import CRITIC
 
 CARD = "README.md"
 PROVENANCE = "mmrl.json"
@@ -153,12 +154,16 @@ class ModelCard:
         if record and (names := list(dict.fromkeys(_hub_datasets(record["config"], self._began_in)))):
             found["datasets"] = names
         algorithm = [_plain_name(config["algorithm"]["name"])] if config else []
-        found["tags"] = ["mmrl", *algorithm, *(["lora"] if is_adapter else [])]
+        role = [CRITIC] if facts.get("role") == CRITIC else []
+        found["tags"] = ["mmrl", *algorithm, *role, *(["lora"] if is_adapter else [])]
         return found
 
     def _summary(self, facts: Mapping[str, Any], is_adapter: bool) -> str:
         base = "" if self.base is None else f" of {_linked(self.base)}"
         kind = f"A LoRA adapter{base}" if is_adapter else f"Weights in {facts['dtype']}"
+        if facts.get("role") == CRITIC:
+            what = "A critic: its score at a token is the return that it expects of the policy from there on."
+            kind = f"{what} {kind}"
         if not self.checkpoint:
             return f"{kind}, written by mmrl {__version__}."
         trained = "" if is_adapter or self.base is None else f" that began as {_linked(self.base)}"

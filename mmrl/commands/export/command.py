@@ -15,6 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help=text)
     text = "a new folder, or an empty one; with --push, also one that is this export, and by default REPO's name"
     parser.add_argument("out", type=Path, metavar="OUT", nargs="?", help=text)
+    text = "of a checkpoint: policy, critic, ...; default: the policy, or the reward model that was trained"
+    parser.add_argument("--role", metavar="ROLE", help=text)
     text = "of the weights; default: as stored"
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help=text)
     parser.add_argument("--adapter", action="store_true", help="of a run with model.lora: do not merge the adapter")
@@ -41,6 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.checkpoint,
         arguments.out,
         destination,
+        role=arguments.role,
         dtype=arguments.dtype,
         shard_gb=arguments.shard_size,
         adapter=arguments.adapter,

@@ -27,6 +27,7 @@ from mmrl.cluster.nodes import fingerprints, installed_versions
 from mmrl.cluster.process import prepare_process
 from mmrl.commands.export.card import ADAPTER, CARD, PROVENANCE, BaseModel, ModelCard
 from mmrl.commands.export.licence import licence_of
+from mmrl.engine_api import NetworkFiles
 from mmrl.errors import ConfigError, ResourceError, plural
 from mmrl.runs.checkpoints import Checkpoint, CheckpointError, find
 from mmrl.runs.disk import force, sha256, sync
@@ -34,6 +35,7 @@ from mmrl.runs.resumption import MODEL
 from mmrl.system import failpoints
 from mmrl.system.redaction import Redactor, without_paths
 from mmrl.system.version import __version__
+from mmrl.token_columns import CRITIC, POLICY
 
 if TYPE_CHECKING:
     from mmrl.commands.export.repository import Pushed
@@ -49,10 +51,12 @@ class ExportedModel:
     Attributes:
         model: A Hugging Face folder.
         checkpoint: The model's checkpoint, verified; None if the folder is no run's.
+        role: The role that the model has there.
     """
 
     model: Path
     checkpoint: Checkpoint | None
+    role: str = POLICY
 
     @property
     def path(self) -> Path:
@@ -64,7 +68,9 @@ class ExportedModel:
         """The model that training began from, or that an adapter's folder names; None if nothing says so."""
         if self.checkpoint:
             record = self.checkpoint.read_state("run.json")
-            return BaseModel.of(record["config"]["model"]["path"], record["fingerprints"][MODEL])
+            own = (record["config"].get("critic") or {}).get("path") if self.role == CRITIC else None
+            key = MODEL if own is None else "critic.path"
+            return BaseModel.of(own or record["config"]["model"]["path"], record["fingerprints"][key])
         if (self.model / ADAPTER).is_file():
             config = json.loads((self.model / ADAPTER).read_text(encoding="utf-8"))
             return BaseModel.of(str(config["base_model_name_or_path"]))
@@ -98,7 +104,8 @@ class ExportReport:
 
     def lines(self) -> Iterator[str]:
         """For people."""
-        verified = "a checkpoint, as its manifest says" if self.exported.checkpoint else "a model folder"
+        what = f"the {CRITIC} of a checkpoint" if self.exported.role == CRITIC else "a checkpoint"
+        verified = f"{what}, as its manifest says" if self.exported.checkpoint else "a model folder"
         stored = f"; {self.export.stored}" if self.export else ""
         yield f"source    {_shown(self.exported.path)}: {verified}{stored}"
         if self.export:
@@ -166,7 +173,7 @@ def export(
 
     try:
         with _hidden(out) as folder, tempfile.TemporaryDirectory() as media:
-            state = found.checkpoint.learner_state if found.checkpoint and found.checkpoint.has_optimizer else None
+            state = found.model.with_name("state") if found.checkpoint and found.checkpoint.has_optimizer else None
             if adapter:
                 done = export_adapter(found.model, folder, Path(media), base=base)
             else:
@@ -238,19 +245,24 @@ def _shown(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def find_model(path: Path, on_damage: Callable[[Checkpoint, CheckpointError], None]) -> ExportedModel:
+def find_model(
+    path: Path, on_damage: Callable[[Checkpoint, CheckpointError], None], role: str | None = None
+) -> ExportedModel:
     """The model that a path means: a checkpoint, a run (its newest good checkpoint), or a Hugging Face folder.
 
     Args:
         on_damage: Called with each checkpoint of a run that is newer and damaged.
+        role: The network's; None is the policy, or the reward model that was trained.
 
     Raises:
-        ConfigError: There is no model.
+        ConfigError: There is no model, or none of that role.
         CheckpointError: The checkpoint is damaged.
     """
     path = path.expanduser().resolve()
-    if path.name == "model" and (path.parent / "manifest.json").exists():
-        path = path.parent  # a checkpoint's, which can be verified
+    for inner in (path, path.parent):
+        if path.name == "model" and (inner.parent / "manifest.json").exists():
+            # A checkpoint's, which can be verified.
+            return find_model(inner.parent, on_damage, role or (None if inner == path else inner.name))
     if not path.is_dir():
         raise ConfigError(
             f"there is no folder {path}",
@@ -258,9 +270,20 @@ def find_model(path: Path, on_damage: Callable[[Checkpoint, CheckpointError], No
             possible="a checkpoint such as RUN/checkpoints/step-000010, a run's folder, or a Hugging Face folder",
         )
     if any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
+        if role is not None:
+            what = f"the folder is one model, and no checkpoint with a {role} in it"
+            raise ConfigError(what, where=str(path), remedy="name a run or a checkpoint, or leave out --role")
         return ExportedModel(path, None)
     checkpoint = find(path, on_damage)
-    return ExportedModel(checkpoint.model, checkpoint)
+    role = checkpoint.role if role is None else role
+    if role not in checkpoint.roles:
+        raise ConfigError(
+            f"the checkpoint has no {role}",
+            where=str(checkpoint.path),
+            possible=", ".join(checkpoint.roles),
+            remedy="leave out --role, or name a checkpoint of a run with one, such as ppo's with a critic",
+        )
+    return ExportedModel(checkpoint.path / NetworkFiles.of(role).model, checkpoint, role)
 
 
 def _check_out(out: Path) -> None:
@@ -335,7 +358,7 @@ def _provenance(exported: ExportedModel, done: Export, folder: Path) -> dict[str
     }
     facts["weights_sha256"] = {path.name: sha256(path) for path in sorted(folder.glob("*.safetensors"))}
     if exported.checkpoint:
-        facts |= _run_facts(exported.checkpoint, exported.base)
+        facts |= {**_run_facts(exported.checkpoint, exported.base), "role": exported.role}
     else:
         facts["source"] = exported.model.name
     plain: dict[str, Any] = Redactor().plain(facts)

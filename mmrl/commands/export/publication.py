@@ -23,6 +23,7 @@ def export_and_push(
     *,
     on_damage: Callable[[Checkpoint, CheckpointError], None],
     tell: Callable[[str], None],
+    role: str | None = None,
     **options: Any,
 ) -> ExportReport:
     """Export to ``out``, and push the folder if there is a destination.
@@ -36,6 +37,7 @@ def export_and_push(
         options: Arguments of ``export``.
         on_damage: Called with each checkpoint of a run that is newer and damaged.
         tell: Called with sentences for people.
+        role: As of ``find_model``.
 
     Raises:
         MMRLError: As ``find_model``, ``export``, ``Destination.look`` and ``Repository.push`` say.
@@ -43,9 +45,9 @@ def export_and_push(
     if destination is None:
         if out is None:
             raise ConfigError("there is no OUT", where="mmrl export", remedy="name a new folder, or --push REPO")
-        return export(find_model(source, on_damage), out, **options)
+        return export(find_model(source, on_damage, role), out, **options)
     repository = destination.look()  # first, as the hashes of a checkpoint take their time
-    found = find_model(source, on_damage)
+    found = find_model(source, on_damage, role)
     base = public_base(found.model, options.get("base")) if options.get("adapter") else None
     report = export(found, out or Path(repository.name.rpartition("/")[2]), again=True, **options)
     _complete(report, repository, base)
