@@ -40,7 +40,7 @@ SLOW_TO_COLLECT = {
     "torch.nn.attention", "torch.utils", "torchvision", "transformers", "vllm", "wandb",
 }  # fmt: skip
 """Packages that take seconds to import, beside torch itself, which every worker needs anyway."""
-COMMON_WORDS = {"exact", "format", "length", "math", "numeric", "overlong", "relaxed", "table"}
+COMMON_WORDS = {"exact", "format", "length", "math", "numeric", "overlong", "ppo", "relaxed", "table"}
 CORE_WORDS = {"choice", "class", "code", "count", "http", "judge", "model", "python", "recorded", "tools"}
 
 

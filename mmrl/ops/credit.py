@@ -198,6 +198,39 @@ def reward_to_go(rewards: Sequence[FloatArray], masks: Sequence[BoolArray], *, g
     return returns
 
 
+def gae(
+    rewards: Sequence[FloatArray],
+    values: Sequence[FloatArray],
+    masks: Sequence[BoolArray],
+    *,
+    gamma: float = 1.0,
+    lam: float | FloatArray = 1.0,
+    final_values: FloatArray | None = None,
+) -> list[FloatArray]:
+    """B arrays (T_i,) of generalised advantages (arXiv:1506.02438) over the tokens in the mask; 0 outside.
+
+    With ``k`` the tokens of a row that are in the mask, one after the other, whatever is between them:
+    ``d_k = r_k + gamma V_{k+1} - V_k`` and ``A_k = d_k + gamma lam A_{k+1}``. Advantages plus values are the returns
+    that a critic learns; with ``gamma = lam = 1`` they are the rewards that follow.
+
+    Args:
+        values: B arrays (T_i,), V at the place that predicts each token.
+        lam: One number, or one for each row (B,).
+        final_values: (B,) V after each row's last token; None is 0, as after an end.
+    """
+    lam_B = np.broadcast_to(np.asarray(lam, np.float64), (len(masks),))
+    final_B = np.zeros(len(masks)) if final_values is None else np.asarray(final_values, np.float64)
+    advantages: list[FloatArray] = [np.zeros(len(mask)) for mask in masks]
+    rows = zip(advantages, rewards, values, masks, lam_B, final_B, strict=True)
+    for advantages_T, rewards_T, values_T, mask, row_lam, after in rows:
+        advantage = 0.0
+        for t in np.flatnonzero(mask)[::-1]:
+            value = float(values_T[t])
+            advantages_T[t] = advantage = rewards_T[t] + gamma * after - value + gamma * row_lam * advantage
+            after = value
+    return advantages
+
+
 def explained_variance(values_T: FloatArray, returns_T: FloatArray) -> float:
     """``1 - Var(G - V) / Var(G)``: 1 of values that tell the returns, 0 of constant ones, and of returns that are all
     equal. Values that are off by a constant explain as much as those that are not.

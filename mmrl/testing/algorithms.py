@@ -37,7 +37,10 @@ from mmrl.types import ENVIRONMENT, ScoredGroup
 PARTITIONS = ((1, 4), (2, 2), (3, 1))
 """Ranks, and micro-batches of each rank, that are compared with one of each."""
 RTOL, ATOL = 1e-7, 1e-10
-_FIELDS = ("loss", "sequence_weights", "advantages", "grad_log_probs", "grad_entropy", "grad_scores")
+_FIELDS = (
+    *("loss", "sequence_weights", "advantages", "grad_log_probs", "grad_entropy", "grad_scores"),
+    *("returns", "value_loss", "grad_values"),
+)
 
 
 def check_algorithm(
@@ -57,7 +60,8 @@ def check_algorithm(
     ``state`` of one that has seen steps goes on as that one does, and JSON can hold it; ``select`` is there only where
     ``needs`` has ``refill``, and answers one bool for each group, whatever invalid rollouts are worth; rewards change
     nothing where ``needs`` has ``rewards=False``; a view answers an image, the same to the same seed, in its size if it
-    is scored, and leaves the given one as it is.
+    is scored, and leaves the given one as it is. All of it holds for ``Credit.returns`` and ``value_loss`` too, also in
+    steps in which the critic alone learns, where ``needs`` has ``values``.
 
     Args:
         algorithm: A registered name, a class, or an algorithm, which is copied and left as it is.
@@ -86,6 +90,9 @@ def check_algorithm(
             "the gradient is 0 everywhere, in each batch",
             f"let loss depend on tokens.{takes} without detaching it{others}",
         )
+    if subject.needs.values and not any(result.grad_values.any() for result in results.values()):
+        rule, found = "the critic learns", "the gradient of value_loss is 0 everywhere, in each batch"
+        raise broken(subject.algorithm, rule, found, "let value_loss depend on tokens.values_T without detaching it")
     for origin, batch in batches.items():
         for case, odd in odd_batches(batch).items():
             subject.replay(f"{origin}; {case}", odd, dtype="float32")
@@ -101,6 +108,8 @@ def _random_batches(needs: Needs, components: Sequence[str], network: str) -> It
         yield f"{rewards}, several optimizer steps", batch
         for column in set(needs.columns(2, network)) - set(needs.columns(1, network)):
             yield f"{rewards}, one optimizer step", without(batch, column.replayed)
+        if needs.values:
+            yield f"{rewards}, the critic alone learns", {**batch, "pretrains": True}
 
 
 class _Subject:

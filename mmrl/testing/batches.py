@@ -12,7 +12,7 @@ import numpy as np
 
 from mmrl.interfaces import Needs
 from mmrl.testing.recorded import PER_TOKEN, Arrays
-from mmrl.token_columns import COLUMNS, POLICY, REWARD
+from mmrl.token_columns import COLUMNS, CRITIC, POLICY, REWARD
 from mmrl.types import ENVIRONMENT
 
 _GROUPS = {401: 4, 17: 3, 93: 4, 5: 2, 230: 1}
@@ -65,8 +65,12 @@ def random_batch(
         "max_len": _LONGEST,
     }
     for column in needs.columns(1, network):
-        if column.known == "before the step" and column.role != POLICY:
+        if column.known == "before the step" and column.role not in (POLICY, CRITIC):
             batch[column.replayed] = near(0.2)
+    if needs.values:
+        batch["values"] = rng.normal(size=old_BT.shape)
+        batch["vpreds"] = batch["values"] + rng.normal(0.0, 0.4, old_BT.shape)
+        batch |= {"final_values": rng.normal(size=rows)} if needs.last_state else {}
     if needs.greedy_rollout:
         batch["greedy_components"] = {}
         for name in components:
@@ -149,6 +153,8 @@ def polluted(batch: Arrays, garbage: float) -> dict[str, Any]:
     dirty: dict[str, Any] = {name: np.where(mask_BT, batch[name], garbage) for name in PER_TOKEN if name in batch}
     if "scores" in batch:
         dirty["scores"] = np.where(batch["reward_valid"] & mask_BT.any(1), batch["scores"], garbage)
+    if "final_values" in batch:
+        dirty["final_values"] = np.where(batch["reward_valid"] & batch["truncated"], batch["final_values"], garbage)
     if "turn_rewards" in batch:
         rows = zip(batch["turn_rewards"], batch["reward_valid"], strict=True)
         dirty["turn_rewards"] = [np.where(valid, values_K, garbage) for values_K, valid in rows]

@@ -15,7 +15,7 @@ from mmrl.errors import contract_error, plugin_errors
 from mmrl.interfaces import Algorithm, Needs, served_needs
 from mmrl.plugin_host import registry
 from mmrl.testing.recorded import read_batch
-from mmrl.token_columns import COLUMNS, POLICY, REWARD
+from mmrl.token_columns import COLUMNS, CRITIC, POLICY, REWARD
 from mmrl.types import (
     Batch,
     BoolArray,
@@ -52,6 +52,9 @@ class Replay:
         sequence_weights: (B,) weights; 0 for rows that are invalid, fully masked or not kept.
         metrics: Metrics of ``credit`` and ``loss``, reduced over the batch.
         grad_views: By view, (B, T) gradients with respect to its ``log_probs`` and its ``entropy``.
+        returns: (B, T) that a critic learns, 0 outside the mask and in invalid rows; zeros without a critic.
+        value_loss: The loss of the critic's optimizer step.
+        grad_values: (B, T) gradient of that with respect to ``vpreds``; zeros without a critic.
     """
 
     advantages: FloatArray
@@ -62,6 +65,9 @@ class Replay:
     metrics: Mapping[str, float]
     grad_views: Mapping[str, Mapping[str, FloatArray]] = field(default_factory=dict)
     grad_scores: FloatArray = field(default_factory=lambda: np.zeros(0))
+    returns: FloatArray = field(default_factory=lambda: np.zeros(0))
+    value_loss: float = 0.0
+    grad_values: FloatArray = field(default_factory=lambda: np.zeros(0))
 
 
 def replay(
@@ -94,10 +100,11 @@ def replay(
             without it; ``sampled_from``, the name of each row's view, empty for its prompt's own images. Comparisons:
             ``rewards`` are the dataset's scores, and rows of a pair have one of ``group_ids``. An algorithm whose
             network is a reward model takes ``scores`` (B,), the network's, in place of log-probs, and may do without
-            ``response_mask``: each completion has then one token. ``mismatched_log_probs`` and
-            ``mismatched_ref_log_probs``, of each row's prompt with another row's completion: (B,) sums over its tokens,
-            or (B, T') of them, where NaN is padding; NaN alone is a row without one. Other keys mean nothing, unless
-            they are nearly one of these.
+            ``response_mask``: each completion has then one token. A critic: ``values`` before the step and ``vpreds``,
+            its current ones, (B, T); with ``Needs.last_state`` ``final_values`` (B,); ``pretrains``, True where the
+            critic alone learns. ``mismatched_log_probs`` and ``mismatched_ref_log_probs``, of each row's prompt with
+            another row's completion: (B,) sums over its tokens, or (B, T') of them, where NaN is padding; NaN alone is
+            a row without one. Other keys mean nothing, unless they are nearly one of these.
         options: The algorithm's options, if it is given by name or class.
         ranks: Simulated ranks.
         microbatches: Micro-batches of each rank.
@@ -122,11 +129,12 @@ def play(
 
     arrays = RecordedBatch(batch, served_needs(algorithm), algorithm.network)
     of_loss = _GivenLogprobs(learner, arrays, parts, dtype)
-    settings = LearnSettings(max_tokens=batch.get("max_len"))
+    settings = LearnSettings(max_tokens=batch.get("max_len"), pretrains=bool(batch.get("pretrains", False)))
     result = finished(learn([arrays.rows], algorithm, of_loss, settings, batch=arrays.batch))
     credit, (group,) = result.credit, result.groups
+    critic = of_loss.critic
     per_row = np.ndim(credit.advantages[0]) == 0
-    metrics = {**credit.metrics, **of_loss.metrics}
+    metrics = {**credit.metrics, **of_loss.metrics, **critic.metrics}
     with plugin_errors(algorithm, "observe"):
         observed = algorithm.observe(metrics)
         if not isinstance(observed, Mapping):
@@ -144,6 +152,9 @@ def play(
             for view, of_view in of_loss.views.items()
         },
         grad_scores=of_loss.gradient(of_loss.scores_B),
+        returns=np.stack(group.returns) if group.returns else np.zeros(arrays.logprobs.shape),
+        value_loss=critic.loss,
+        grad_values=of_loss.gradient(critic.vpreds_BT),
     )
 
 
@@ -162,6 +173,7 @@ class _GivenLogprobs(Learner, Network):
         weights: (B,) weights of the rows; 0 for those in no loss.
         loss: The optimizer step's.
         metrics: Likewise.
+        critic: The critic; nobody asks it where the algorithm has none.
     """
 
     def __init__(self, algorithm: Algorithm, arrays: RecordedBatch, parts: int, dtype: str) -> None:
@@ -181,7 +193,8 @@ class _GivenLogprobs(Learner, Network):
         }
         self.weights, self.loss = np.zeros(len(arrays.logprobs)), 0.0
         self.metrics: Mapping[str, float] = {}
-        self.networks = {algorithm.network: self}
+        self.critic = _GivenValues(algorithm, arrays, parts, dtype)
+        self.networks = {algorithm.network: self, CRITIC: self.critic}
 
     def score(self, samples: Sequence[Sample], *, way: Way = "packed") -> list[FloatArray]:
         return list(self._arrays.logprobs)
@@ -227,6 +240,47 @@ class _GivenLogprobs(Learner, Network):
         return gradient
 
 
+class _GivenValues(Network):
+    """Implements the critic's ``Network``: an optimizer step that stops at the gradients of given values.
+
+    Attributes:
+        vpreds_BT: Leaf, the current values.
+        loss: The optimizer step's.
+        metrics: Likewise.
+    """
+
+    def __init__(self, algorithm: Algorithm, arrays: RecordedBatch, parts: int, dtype: str) -> None:
+        import torch
+
+        self._algorithm, self._arrays, self._parts = algorithm, arrays, parts
+        self.vpreds_BT = torch.tensor(arrays.vpreds, dtype=getattr(torch, dtype), requires_grad=True)
+        self.loss = 0.0
+        self.metrics: Mapping[str, float] = {}
+
+    def score(self, samples: Sequence[Sample], *, way: Way = "packed") -> list[FloatArray]:
+        raise AssertionError("the batch has its values")
+
+    def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
+        """The step's loss and metrics, and the leaf's gradient; no weight moves."""
+        import torch
+
+        from mmrl.ops.objective import reduce_partials, value_loss, weighed_loss
+
+        places = {row.sample.key[-1]: row for row in rows}
+        partials = []
+        for part in _split(places, self._parts):
+            own = [places[i] for i in part]
+            values_T = torch.cat([self.vpreds_BT[i] for i in part])
+            partial = weighed_loss(own, *value_loss(self._algorithm, own, values_T))
+            with plugin_errors(self._algorithm, "value_loss"):
+                partial.loss.backward()
+            partials.append(partial)
+        self.loss = float(sum(float(partial.loss.detach()) for partial in partials))
+        self.metrics = reduce_partials(partials)
+        nothing = [np.zeros(0, np.float32) for _ in places]
+        return UpdateResult(self.metrics, nothing, nothing, vpreds=[self._arrays.vpreds[i] for i in places])
+
+
 class RecordedBatch:
     """A padded batch as a run's records, with its padding, since masked tokens must not matter.
 
@@ -236,6 +290,7 @@ class RecordedBatch:
         logprobs: (B, T) the current log-probs.
         entropy: (B, T).
         scores: (B,) those of a reward model.
+        vpreds: (B, T) the current values of a critic.
         rows: The rows in their order, as if they were one group.
         batch: The same as ``Algorithm.credit`` sees them, with the ids of their groups.
         views: By name, (B, T) ``log_probs`` and ``entropy`` given a view.
@@ -247,6 +302,7 @@ class RecordedBatch:
         self.scores: FloatArray = arrays.get("scores", np.zeros(len(masks)))
         self.logprobs = arrays["log_probs"]
         self.entropy = arrays.get("entropy", np.zeros_like(self.logprobs))
+        self.vpreds = arrays.get("vpreds", np.zeros_like(self.logprobs))
         columns: dict[str, Any] = {
             column.name: list(arrays[column.replayed]) if column.replayed in arrays else None
             for column in COLUMNS
@@ -262,18 +318,20 @@ class RecordedBatch:
             for row, (each, prompt, view) in enumerate(zip(sampled, prompts, arrays["sampled_from"], strict=True))
         ]
         group = RolloutGroup(PROMPT, tuple(rollouts))
+        truncated = arrays.get("truncated", np.zeros(len(masks), bool))
         self.rows = ScoredGroup(group, arrays["rewards"], arrays["reward_valid"], arrays["components"])
         self.batch = Batch(
             rewards=arrays["rewards"],
             valid=arrays["reward_valid"],
             group_ids=arrays["group_ids"],
             masks=masks,
-            truncated=arrays.get("truncated", np.zeros(len(masks), bool)),
+            truncated=truncated,
             components=arrays["components"],
             **columns,
             weights=arrays["weights"],
             penalties=arrays["penalties"],
             greedy_components=arrays.get("greedy_components"),
+            final_values=np.where(truncated, arrays["final_values"], 0.0) if "final_values" in arrays else None,
             turns=None if "turns" not in arrays else list(arrays["turns"]),
             turn_rewards=arrays.get("turn_rewards"),
             turn_states=arrays.get("turn_states"),

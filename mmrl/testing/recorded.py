@@ -18,7 +18,13 @@ from mmrl.token_columns import COLUMNS, CRITIC_COLUMNS, POLICY, REWARD
 Arrays = Mapping[str, Any]
 PER_TOKEN = tuple(column.replayed for column in COLUMNS if column.replayed)
 _ROWS = {"group_ids": "int64", "rewards": "float64", "greedy_rewards": "float64"}
-_ROWS |= {"scores": "float64", "reward_valid": "bool", "truncated": "bool", "has_images": "bool"}
+_ROWS |= {
+    "scores": "float64",
+    "final_values": "float64",
+    "reward_valid": "bool",
+    "truncated": "bool",
+    "has_images": "bool",
+}
 _TOKENS = {"response_mask": "bool", "turns": "int64", **dict.fromkeys(PER_TOKEN, "float64")}
 _OF_CRITIC = tuple(column.replayed for column in CRITIC_COLUMNS if column.replayed)
 _NAMED = ("components", "greedy_components")
@@ -28,7 +34,7 @@ _REQUIRED_OF_SCORES = ("group_ids", "scores")
 _VIEWS = ("views", "sampled_from")
 _MISMATCHED = {column.mismatched_replayed: column.mismatched for column in COLUMNS if column.known == "before the step"}
 """Attributes of ``Batch`` by key."""
-_KNOWN = (*_ROWS, *_TOKENS, *_NAMED, *_TURNS, *_VIEWS, *_MISMATCHED, "weights", "penalties", "max_len")
+_KNOWN = (*_ROWS, *_TOKENS, *_NAMED, *_TURNS, *_VIEWS, *_MISMATCHED, "weights", "penalties", "max_len", "pretrains")
 
 
 def read_batch(batch: Arrays, needs: Needs, network: str = POLICY) -> dict[str, Any]:
@@ -141,6 +147,7 @@ def _check_keys(batch: Arrays, needs: Needs, network: str) -> None:
     needed += [column.replayed for column in needs.columns(1, network) if column.known == "before the step"]
     needed += ["turns", *_TURNS] if needs.turns else []
     needed += ["vpreds"] if needs.values else []
+    needed += ["final_values"] if needs.values and needs.last_state else []
     needed += [column.mismatched_replayed for column in needs.mismatched_columns]
     if needs.greedy_rollout and "greedy_components" not in batch:
         needed += ["greedy_rewards" if "components" not in batch else "greedy_components"]

@@ -70,6 +70,8 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "sapo": ("sapo", {}),
     "grpo_dual_clip": ("grpo", {**NO_KL, **TOKEN_MEAN, "dual_clip": 3.0}),
     "grpo_dual_clip_1.5": ("grpo", {**NO_KL, **TOKEN_MEAN, "dual_clip": 1.5}),
+    "ppo": ("ppo", {}),
+    "ppo_dual_clip": ("ppo", {"dual_clip": 3.0}),
     "raft": ("raft", {}),
     "raft_pp": ("raft_pp", {}),
     "reinforce_rej": ("reinforce_rej", {}),
@@ -77,9 +79,8 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "dapo_icepop": ("dapo", {"correction": {"mode": "token-mask", "low": 0.5, "high": 5.0}}),
     "dapo_seq_mask": ("dapo", {"correction": {"mode": "seq-mask"}}),
 }
-"""Every golden recipe but those that need a critic: algorithm and options."""
+"""Algorithm and options of every golden recipe but one."""
 
-WITH_A_CRITIC = {"ppo", "ppo_dual_clip"}
 WITH_TOKEN_ADVANTAGES = "gspo_token_tokenadv"
 CLIP_METRICS = {
     "clipfrac_high": "policy/clip_fraction_high",
@@ -110,7 +111,7 @@ def golden_advantages(entry: dict[str, Any]) -> np.ndarray:
 
 
 def test_no_recipe_is_left_out():
-    assert {e["recipe"] for e in golden()["policy"]} == set(RECIPES) | WITH_A_CRITIC | {WITH_TOKEN_ADVANTAGES}
+    assert {e["recipe"] for e in golden()["policy"]} == set(RECIPES) | {WITH_TOKEN_ADVANTAGES}
 
 
 @pytest.mark.parametrize("entry", entries("policy", recipe=(WITH_TOKEN_ADVANTAGES,)))
@@ -152,12 +153,36 @@ def test_a_recipe_is_golden_however_it_is_split(entry, dtype):
             close(result.metrics["loss/kl"], entry["config"]["kl_loss"]["coef"] * expected["kl_loss"])
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("entry", golden()["value_loss"], ids=lambda entry: entry["id"])
+def test_the_critics_loss_and_gradient_are_golden_however_they_are_split(entry, dtype):
+    """The clipped share is that of gradients of 0: the vectors' own counts a token within the clip, by rounding."""
+    batch, expected = golden()["batches"][entry["batch"]], entry["expected"]
+    close = functools.partial(np.testing.assert_allclose, rtol=RTOL[dtype], atol=ATOL[dtype])
+    valid_B1 = np.array(batch["reward_valid"], bool)[:, None]
+    mask_BT = np.array(batch["response_mask"], bool) & valid_B1
+    returns_BT = golden_advantages({"config": {"advantage": entry["returns"]}, "batch": entry["batch"]})
+    change_BT = np.abs(np.array(batch["vpreds"]) - np.array(batch["values"]))
+    at_the_bound = np.abs(change_BT - (entry["clip"] or 0)) < 1e-6 if dtype == "float32" else np.zeros_like(mask_BT)
+    clipped = np.mean(np.array(expected["grad_vpreds"])[mask_BT] == 0)
+    for ranks, microbatches in [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (3, 1)]:
+        options = {"value_clip": entry["clip"]}
+        found = replay("ppo", batch, options=options, ranks=ranks, microbatches=microbatches, dtype=dtype)
+        close(found.returns[mask_BT], returns_BT[mask_BT])
+        assert not found.returns[~mask_BT].any()
+        close(found.value_loss, expected["loss"])
+        assert found.metrics["critic/loss"] == found.value_loss
+        close(np.where(at_the_bound, 0, found.grad_values), np.where(at_the_bound, 0, expected["grad_vpreds"]))
+        if not at_the_bound[mask_BT].any():
+            close(found.metrics["critic/clip_fraction"], clipped)
+
+
 @pytest.mark.parametrize("entry", entries("policy", recipe=tuple(RECIPES), batch=("r2", "r3")))
 def test_what_is_masked_or_invalid_changes_nothing(entry):
     clean = golden()["batches"][entry["batch"]]
     mask = np.array(clean["response_mask"], bool)
     dirty = dict(clean)
-    for name in ("log_probs", "old_log_probs", "ref_log_probs", "rollout_log_probs"):
+    for name in ("log_probs", "old_log_probs", "ref_log_probs", "rollout_log_probs", "values", "vpreds"):
         dirty[name] = np.where(mask, np.array(clean[name]), np.nan)
     dirty["rewards"] = np.where(clean["reward_valid"], clean["rewards"], np.nan)
     one, other = run_recipe(entry, clean), run_recipe(entry, dirty)
@@ -233,8 +258,16 @@ class Arrays:
         self.kl = [beta * kl_T for kl_T in kl]
         self.tokens = credit.token_rewards(self.rewards, self.masks, self.kl)
 
+        self.values = list(np.array(batch["values"]))
+
     def returns(self, gamma: float = 1.0) -> list[np.ndarray]:
         return credit.reward_to_go(self.tokens, self.masks, gamma=gamma)
+
+    def gae(self, params: dict[str, Any]) -> list[np.ndarray]:
+        return credit.gae(self.tokens, self.values, self.masks, gamma=params["gamma"], lam=params["lam"])
+
+    def learned(self, params: dict[str, Any]) -> list[np.ndarray]:
+        return [(a + v) * m for a, v, m in zip(self.gae(params), self.values, self.masks, strict=True)]
 
 
 ESTIMATORS: dict[str, Callable[[Arrays, dict[str, Any]], Any]] = {
@@ -242,6 +275,11 @@ ESTIMATORS: dict[str, Callable[[Arrays, dict[str, Any]], Any]] = {
     "rloo_kl_in_reward": lambda a, p: credit.leave_one_out(credit.less_sequence_kl(a.rewards, a.kl), a.groups, a.valid),
     "token_rewards": lambda a, p: a.tokens,
     "token_rewards_kl0.01": lambda a, p: a.tokens,
+    "gae_g1_l0.95_raw": lambda a, p: a.gae(p),
+    "gae_g0.99_l0.9_raw": lambda a, p: a.gae(p),
+    "gae_g1_l0.95_returns": lambda a, p: a.learned(p),
+    "gae_g0.99_l0.9_returns": lambda a, p: a.learned(p),
+    "gae_g1_l0.95_whitened": lambda a, p: credit.whiten(a.gae(p), a.masks),
     "returns_gamma1": lambda a, p: a.returns(),
     "returns_gamma0.9": lambda a, p: a.returns(0.9),
     "reinforce_pp": lambda a, p: credit.whiten(a.returns(), a.masks),
