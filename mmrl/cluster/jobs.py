@@ -58,6 +58,7 @@ class RankJob:
         trains: False if the learner computes log-probs alone.
         initial: The folder of its reference then, as this rank's node sees it; empty for none.
         teachers: The teachers' folders, as this rank's node sees them, in the order of the config.
+        critic: The folder that ``critic.path`` names, as this rank's node sees it; empty for none.
     """
 
     config: Mapping[str, Any]
@@ -73,3 +74,4 @@ class RankJob:
     initial: str = ""
     template: TemplateChoice = field(default_factory=TemplateChoice)
     teachers: tuple[str, ...] = ()
+    critic: str = ""

@@ -71,7 +71,8 @@ def start_engine(spec: EngineSpec, *, progress: Callable[[str], object] = lambda
         group.all("check_process", config.model_dump(mode="json"), spec.with_sampler, least)
         find_shared_files(group, spec.media.folder)
         models, checkpoints = send_model(group, folder), send_checkpoint(group, spec.checkpoint)
-        initial = [""] * len(models) if spec.initial is None else send_model(group, spec.initial, "initial")
+        initial = _sent(group, spec.initial, "initial")
+        critics = _sent(group, spec.critic, "critic")
         sent = [send_model(group, each, f"teacher-{number}") for number, each in enumerate(spec.teachers)]
         teachers = list(zip(*sent, strict=True)) or [()] * len(group.nodes)
         meetings = rendezvous(group, ranks.locations)
@@ -90,9 +91,10 @@ def start_engine(spec: EngineSpec, *, progress: Callable[[str], object] = lambda
                 initial=first,
                 template=folder.template,
                 teachers=others,
+                critic=critic,
             )
-            for node, own, model, first, state, others in zip(
-                group.nodes, meetings, models, initial, checkpoints, teachers, strict=True
+            for node, own, model, first, state, others, critic in zip(
+                group.nodes, meetings, models, initial, checkpoints, teachers, critics, strict=True
             )
         ]
         progress("engines start on every rank")
@@ -235,6 +237,11 @@ def send_model(group: RankGroup, model: ModelFolder, name: str = "model") -> lis
         where = {node: future.result() for node, future in zip(nodes, futures, strict=True)}
         return [where[node] for node in group.nodes]
     return _send_folder(group, Path(model.path), model.files(), name)
+
+
+def _sent(group: RankGroup, model: ModelFolder | None, name: str) -> list[str]:
+    """As ``send_model``; empty paths if there is no such model."""
+    return [""] * len(group.nodes) if model is None else send_model(group, model, name)
 
 
 def send_checkpoint(group: RankGroup, checkpoint: Path | None) -> list[str]:

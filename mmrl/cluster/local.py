@@ -35,7 +35,8 @@ def start_engine(
     check_process(kind, spec.config, samples=spec.with_sampler, least_bytes=least_bytes, tell=progress)
     initial = None if spec.initial is None else spec.initial.fetched()
     teachers = tuple(teacher.fetched() for teacher in spec.teachers)
-    spec = replace(spec, folder=spec.folder.fetched(), initial=initial, teachers=teachers)
+    critic = None if spec.critic is None else spec.critic.fetched()
+    spec = replace(spec, folder=spec.folder.fetched(), initial=initial, teachers=teachers, critic=critic)
     bound = socket.create_server(("127.0.0.1", 0))
     place = {"rank": 0, "node_rank": 0, "world_size": 1}
     os.environ.update(device.rank_variables(kind, **place, address="127.0.0.1", port=bound.getsockname()[1]))

@@ -133,7 +133,8 @@ class RankWorker:
         checkpoint = Path(job.checkpoint) if job.checkpoint else None
         args = config, folder, self._media, algorithm, job.max_images, job.with_sampler, checkpoint
         teachers = tuple(reopened(path, folder) for path in job.teachers)
-        spec = EngineSpec(*args, trains=job.trains, initial=initial, teachers=teachers)
+        critic = reopened(job.critic, folder, "critic") if job.critic else None
+        spec = EngineSpec(*args, trains=job.trains, initial=initial, teachers=teachers, critic=critic)
         self._engine = RankEngine(spec, self._kind)
         process = {"host": socket.gethostname(), "pid": os.getpid()}
         return {**self._engine.describe(), "process": process}
@@ -229,7 +230,12 @@ class RankWorker:
         learner: Learner = self._owner
         with self._engine.span("update"):
             result = learner.network(role).update(rows)
-        return replace(result, logprobs=PackedArrays(result.logprobs), entropies=PackedArrays(result.entropies))
+        return replace(
+            result,
+            logprobs=PackedArrays(result.logprobs),
+            entropies=PackedArrays(result.entropies),
+            vpreds=PackedArrays(result.vpreds),
+        )
 
     def reset_reference(self) -> None:
         learner: Learner = self._owner

@@ -51,6 +51,17 @@ class CriticConfig(Section):
             remedy = "pretrain the critic for fewer steps, or train for more"
             yield Contradiction(("critic.pretrain_steps", "trainer.steps"), what, remedy)
 
+    def shares_base(self, adapters: bool, zero_stage: int) -> bool:
+        """True if it has adapters on the policy's own weights in memory.
+
+        At ZeRO 3 two engines cannot share a module's weights (DeepSpeed 0.19 fails at the first gather), so there it
+        has a copy of them, as where it has a folder of its own.
+
+        Args:
+            adapters: As of ``against``.
+        """
+        return adapters and self.path is None and zero_stage < 3
+
     def pretrains(self, step: int) -> bool:
         """True if the critic alone learns in a step."""
         return step <= self.pretrain_steps

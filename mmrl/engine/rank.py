@@ -14,14 +14,16 @@ import torch
 from mmrl.engine import device
 from mmrl.engine.aids import inspection
 from mmrl.engine.learner.collation import shares_prefix
+from mmrl.engine.learner.deepspeed_engine import join_deepspeed
 from mmrl.engine.learner.frozen_learner import FrozenLearner, build_frozen_learner
-from mmrl.engine.learner.learner import DeepSpeedLearner, build_learner, join_deepspeed
+from mmrl.engine.learner.learner import DeepSpeedLearner, build_learner
 from mmrl.engine.machine.full_device import OWNERS, memory_of
 from mmrl.engine.machine.meeting import join_group
 from mmrl.engine.machine.peak import peak
 from mmrl.engine.machine.start_errors import start_errors
 from mmrl.engine.machine.tracing import Tracer
 from mmrl.engine.network.merged_linear import Kept
+from mmrl.engine.network.reward_model import check_score
 from mmrl.engine.network.shape import model_shape
 from mmrl.engine.network.vision import ImageInputs
 from mmrl.engine.refusals import device_refusal
@@ -43,8 +45,8 @@ class RankEngine:
         progress: Called with the name of each part of the start as it begins.
 
     Raises:
-        ConfigError: The checkpoint has another model, other trained parts or another precision; or the model's family
-            does not have what the config asks for on this device.
+        ConfigError: The checkpoint has another model, other trained parts or another precision; the critic's head does
+            not fit; or the model's family does not have what the config asks for on this device.
         ResourceError: The checkpoint is damaged.
     """
 
@@ -59,6 +61,8 @@ class RankEngine:
         error = device_refusal(spec.folder, spec.config, kind, samples=spec.with_sampler, learns=learns)
         if error is not None:
             raise error
+        if spec.critic is not None:
+            check_score(spec.critic)
         self._config, self._folder, self._media, self._kind = spec.config, spec.folder, spec.media, kind
         self._images = ImageInputs(spec.folder, spec.media, threads=device.READING_THREADS[kind])
         self._shares_prefix = shares_prefix(spec.config.learner, spec.folder)

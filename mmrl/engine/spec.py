@@ -26,6 +26,7 @@ class EngineSpec:
         trains: False for a learner that computes log-probs alone, without an optimizer.
         initial: The folder of its reference then; None if it has none.
         teachers: The folders of ``reference.teachers`` of the config, with the policy's token ids; see ``as_teacher``.
+        critic: The critic's folder, if ``critic.path`` names one; likewise.
     """
 
     config: Config
@@ -38,6 +39,25 @@ class EngineSpec:
     trains: bool = True
     initial: ModelFolder | None = None
     teachers: tuple[ModelFolder, ...] = ()
+    critic: ModelFolder | None = None
+
+    @property
+    def critic_config(self) -> Config:
+        """The config with the critic's settings in place of the policy's."""
+        critic = self.config.critic
+        assert critic is not None, "the run has no critic"
+        own = {"lr": critic.lr, "weight_decay": critic.weight_decay}
+        learner = self.config.learner.model_copy(update=own)
+        model = self.config.model.model_copy(update={"freeze": critic.freeze})
+        return self.config.model_copy(update={"learner": learner, "model": model})
+
+    @property
+    def shares_base(self) -> bool:
+        """As ``CriticConfig.shares_base``."""
+        config = self.config
+        return config.critic is not None and config.critic.shares_base(
+            config.model.lora is not None, config.learner.zero_stage
+        )
 
     @property
     def frozen_folders(self) -> tuple[ModelFolder, ...]:

@@ -39,6 +39,10 @@ def config_warnings(setup: RunSetup) -> list[str]:
     if config.model.lora is not None and rate < LORA_RATE:
         warnings.append(f"learner.lr: {rate:g} moves adapters little; {LORA_RATE:g} to 2e-4 are usual with model.lora")
     warnings += [*_reference_warnings(setup), *weight_warnings(setup)]
+    adapts, stage = config.model.lora is not None, config.learner.zero_stage
+    if (critic := config.critic) and adapts and not (critic.path or critic.shares_base(adapts, stage)):
+        what = "gives the critic a copy of the policy's weights: below 3 its adapters are on the policy's own"
+        warnings.append(f"learner.zero_stage: {stage} {what}")
     if config.environment is not None and config.environment.scheduling == "eager":
         what = "what shares a batch depends on the clock, so the run, or a resumed one, does not repeat to the bit"
         warnings.append(f"environment.scheduling: eager: {what}")

@@ -153,6 +153,21 @@ class RunSetup:
         )
 
     @cached_property
+    def critic(self) -> ModelFolder | None:
+        """The folder that ``critic.path`` names; None if there is no critic, or it begins from the policy's folder.
+
+        Raises:
+            ConfigError: It cannot be opened, does not agree with the policy, or has a head that does not fit.
+        """
+        from mmrl.engine.network.teacher import open_critic
+
+        _ = self.algorithm  # first what the config lacks
+        if self.config.critic is None:
+            return None
+        pixels = self.config.data.min_pixels, self.config.data.max_pixels
+        return open_critic(self.config.critic, self.folder, pixels, with_weights=self._with_weights)
+
+    @cached_property
     def media(self) -> MediaStore:
         data = self.config.data
         return MediaStore(self._media_folder, self.folder.image_sizes(data.min_pixels, data.max_pixels))
@@ -244,7 +259,8 @@ class RunSetup:
         code = {name: version for kind, spec in results for name, version in own_code(kind, spec).items()}
         evaluated = {source.name: source.fingerprint for source in self.evaluations.values()}
         model = {MODEL: model_fingerprint(self.folder), **template_fingerprint(self.folder)}
-        model |= {f"{each.key}.path": model_fingerprint(each) for each in self.teachers}
+        others = [*self.teachers, *([] if self.critic is None else [self.critic])]
+        model |= {f"{each.key}.path": model_fingerprint(each) for each in others}
         return {**model, DATA: self.training.fingerprint, **evaluated, **code}
 
     @property
@@ -300,7 +316,7 @@ class RunSetup:
         from mmrl.engine.spec import EngineSpec
 
         args = self.config, self.folder, self.media, algorithm, self.max_images, self.with_sampler, checkpoint
-        return EngineSpec(*args, teachers=self.teachers)
+        return EngineSpec(*args, teachers=self.teachers, critic=self.critic)
 
     def num_rows(self, key: str, spec: DatasetSpec) -> int:
         """Rows of a dataset as its loader gives them, which needs no model."""

@@ -125,8 +125,8 @@ class HalfFakeEngine:
     def update(self, rows: Sequence[Any]) -> Any:
         self._updates += 1
         learner, samples = self._engine._learner, [row.sample for row in rows]
-        for indices in learner._batches.plan(samples, learner._batches.budget.tokens):
-            learner._batches.inputs([samples[index] for index in indices])
+        for indices in learner.trained._batches.plan(samples, learner.trained._batches.budget.tokens):
+            learner.trained._batches.inputs([samples[index] for index in indices])
         first = list(dict.fromkeys(sample.prompt.id for sample in samples))[:FEW]
         result = learner.network("policy").update([row for row in rows if row.sample.prompt.id in first])
         entropies = [self._rng.random(len(row.mask), np.float32) for row in rows]

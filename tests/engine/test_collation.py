@@ -19,13 +19,13 @@ def test_positions_are_the_same_when_more_prompts_come_than_are_remembered(visio
     collate = Collator(vision.folder, body, ImageInputs(vision.folder, vision.media), "cpu", torch.float32)
     samples = vision.samples([4, 7, 5, 3, 2, 6])
     expected = [collate([sample]).model_inputs["position_ids"] for sample in samples]
-    kept = max(positions.nbytes + len(key[0]) for key, positions in collate._known_positions.items())
+    kept = max(positions.nbytes + len(key[0]) for key, positions in collate._positions_of.known.items())
     monkeypatch.setattr(collation, "POSITION_BYTES", 2 * kept)
     for _ in range(2):
         found = [collate([sample]).model_inputs["position_ids"] for sample in samples]
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
-        held = [positions.nbytes + len(key[0]) for key, positions in collate._known_positions.items()]
-        assert 0 < sum(held) == collate._position_bytes <= 2 * kept
+        held = [positions.nbytes + len(key[0]) for key, positions in collate._positions_of.known.items()]
+        assert 0 < sum(held) == collate._positions_of.bytes_held <= 2 * kept
 
 
 def test_patches_are_the_same_when_more_images_come_than_are_remembered(vision, picture):

@@ -448,7 +448,7 @@ def test_logprobs_one_by_one_are_a_forward_each(exposed, case, monkeypatch):
     collate = Collator.__call__
 
     def count(self: Collator, part: Any, *known: Any) -> Any:
-        rows_of_a_forward.append(sum(sample is not exposed._batches._idle for sample in part))
+        rows_of_a_forward.append(sum(sample is not exposed.trained._batches._idle for sample in part))
         return collate(self, part, *known)
 
     monkeypatch.setattr(Collator, "__call__", count)

@@ -469,9 +469,9 @@ def test_out_of_memory_in_a_forward_phase_halves_the_microbatches_once_with_the_
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(one, other, atol=1e-6)
         # These rows lack the reference's log-probs, with which an update would go on.
-        notice = learner._batches.budget.take_notice() if kl else learner.network("policy").update(rows).notice
+        notice = learner.trained._batches.budget.take_notice() if kl else learner.network("policy").update(rows).notice
         assert notice.startswith(f"out of memory in {phase} (CUDA") and "is 100 from now on" in notice
-        assert learner._batches.budget.take_notice() == ""
+        assert learner.trained._batches.budget.take_notice() == ""
         passes.clear()
         with pytest.raises(DeviceMemoryError, match=f"out of memory in {phase}: CUDA") as caught:
             compute(samples)
@@ -495,7 +495,7 @@ def test_out_of_memory_where_no_microbatch_is_smaller_is_an_error_with_the_phase
         assert not caught.value.microbatches_help
         monkeypatch.setattr("mmrl.engine.network.plain_model.empty_model", fail)
         assert learner.network("policy").score(samples[:1], way="wide") == []
-        monkeypatch.setattr("mmrl.engine.learner.network.save_model", fail)
+        monkeypatch.setattr("mmrl.engine.learner.trained_network.save_model", fail)
         with pytest.raises(DeviceMemoryError, match="in the checkpoint: CUDA"):
             learner.save(tmp_path)
 

@@ -91,7 +91,7 @@ def test_a_prompts_positions_do_not_depend_on_what_follows(family, build):
         assert torch.equal(row_3S, whole_3S[:, :-1])
         count = len(sample.prompt.token_ids)
         if len(sample.all_images) > len(sample.prompt.images) > 0:
-            alone_3P = collate._cached_positions(sample.prompt.token_ids, sample.prompt.images)
+            alone_3P = collate._positions_of(sample.prompt.token_ids, sample.prompt.images)
             assert torch.equal(alone_3P, whole_3S[:, :count]) and alone_3P.shape[1] == count
             checked += 1
     assert checked == 4
@@ -103,16 +103,16 @@ def test_positions_of_episodes_are_remembered_within_a_bound(build, monkeypatch)
     setting, _, collator = build(FIRST)
     samples, collate = setting.episodes(), collator()
     expected = collate(samples).model_inputs["position_ids"]
-    kept = dict(collate._known_positions)
+    kept = dict(collate._positions_of.known)
     assert torch.equal(collate(samples).model_inputs["position_ids"], expected)
-    assert all(collate._known_positions[key] is value for key, value in kept.items())
+    assert all(collate._positions_of.known[key] is value for key, value in kept.items())
     most = max(value.nbytes + len(key[0]) for key, value in kept.items())
     monkeypatch.setattr(collation, "POSITION_BYTES", most)
     collate = collator()
     for sample in samples:
         collate([sample])
-        held = sum(value.nbytes + len(key[0]) for key, value in collate._known_positions.items())
-        assert held == collate._position_bytes <= most
+        held = sum(value.nbytes + len(key[0]) for key, value in collate._positions_of.known.items())
+        assert held == collate._positions_of.bytes_held <= most
     assert torch.equal(collate(samples).model_inputs["position_ids"], expected)
 
 

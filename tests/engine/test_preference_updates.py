@@ -1,15 +1,12 @@
 """Whole updates of preferences end in the weights of plain transformers, which see one pair at a time.
 
-The optimizer, its schedule and its clipping are written out here. Groups are ragged: of two to five candidates, of
-which the best and the worst are in the loss.
+The best and the worst of a group's candidates are in the loss.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +24,17 @@ from mmrl.engine.spec import EngineSpec
 from mmrl.ops.assignment import assign_credit, loss_masks
 from mmrl.ops.objective import partial_loss, training_rows
 from mmrl.rollout.batch import batch_of, rollouts_of
-from mmrl.step.given import Comparisons
 from mmrl.step.learn import LearnSettings, finished, learn
-from mmrl.types import Candidate, ScoredGroup
+from mmrl.types import ScoredGroup
 from mmrl_algorithms.dpo import DPO
-from tests.engine.test_policy import DECAY, gradients, relative_error
+from tests.engine.plain_updates import POLICYS, UPDATES, Trained, learner_section, ragged_groups
+from tests.engine.test_policy import gradients, relative_error
 from tests.proofs import families
 
-BETA, UPDATES = 0.5, 4
+BETA = 0.5
 DPO_OPTIONS = {"name": "import:mmrl_algorithms.dpo:DPO", "beta": BETA}
-LR, WEIGHT_DECAY, EPS, MAX_NORM = 1e-3, 0.1, 1e-6, 20.0
-"""AdamW's, whose own epsilon is 1e-8: a weight whose gradient is rounding alone would go by the sign of that."""
-RATES = (LR / 2, LR, LR, LR / 2)
-"""Two steps of warm-up, and a linear fall over the other two."""
-LEARNER = {
-    "lr": LR, "weight_decay": WEIGHT_DECAY, "warmup_steps": 2, "schedule": "linear", "max_grad_norm": MAX_NORM,
-    "deepspeed": {"optimizer": {"params": {"eps": EPS}}},
-}  # fmt: skip
-WORDS = ("red", "left", "box", "seven", "the", "under", "not", "blue")
+EPS, MAX_NORM = 1e-6, 20.0
+LEARNER = learner_section(EPS, MAX_NORM)
 FULL = pytest.mark.full
 
 
@@ -53,15 +43,7 @@ def dpo() -> DPO:
 
 
 def groups_of(setting: Any) -> list[list[ScoredGroup]]:
-    """The groups of each update: three prompts, in turn, with candidates of one to twelve words."""
-    rng, made = np.random.default_rng(5), []
-    for number in range(3 * UPDATES):
-        prompt, count = setting.prompts[number % len(setting.prompts)], (2, 5, 3, 4)[number % 4]
-        texts = [" ".join([str(i), *rng.choice(WORDS, rng.integers(0, 12))]) for i in range(count)]
-        candidates = tuple(map(Candidate, texts, rng.permutation(count).astype(float)))
-        row = replace(prompt.prompt, id=f"r{number}", candidates=candidates)
-        made.append(Comparisons.group(replace(prompt, prompt=row), dpo().needs(), setting.encoder))
-    return [made[i : i + 3] for i in range(0, len(made), 3)]
+    return ragged_groups(setting, dpo().needs())
 
 
 @pytest.mark.parametrize("family", families("packing"))
@@ -81,8 +63,8 @@ def test_pairs_in_a_packed_row_equal_plain_transformers_one_by_one(family, bench
         range(len(masks)), scores=batch.rewards, whole_groups=True,
     )  # fmt: skip
     packed_T, entropy_T = policy(collate([row.sample for row in rows.values()]))
-    partial = partial_loss(algorithm, list(rows.values()), packed_T, entropy_T)
-    partial.loss.backward()
+    share = partial_loss(algorithm, list(rows.values()), packed_T, entropy_T)
+    share.loss.backward()
 
     reference, singles, losses = plain(setting.folder.path), dict[int, torch.Tensor](), []
     for group in range(len(groups)):
@@ -96,7 +78,7 @@ def test_pairs_in_a_packed_row_equal_plain_transformers_one_by_one(family, bench
     expected_T = torch.cat([singles[i] for i in rows])
 
     found = {
-        "loss": abs(partial.loss.item() - torch.stack(losses).mean().item()),
+        "loss": abs(share.loss.item() - torch.stack(losses).mean().item()),
         "log-probs": (packed_T - expected_T).abs().max().item(),
         "gradient": relative_error(gradients(reference.model), gradients(policy.model)),
     }
@@ -104,41 +86,13 @@ def test_pairs_in_a_packed_row_equal_plain_transformers_one_by_one(family, bench
     assert len(rows) == 2 * len(groups) < len(masks) and max(found.values()) < 1e-5
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A policy after its updates.
-
-    Attributes:
-        weights: Those that the family uses, by name.
-        moved: The largest change of one.
-        losses: Before each update, likewise ``norms``: the gradient's, before it is clipped.
-    """
-
-    weights: dict[str, torch.Tensor]
-    moved: float
-    losses: Sequence[float]
-    norms: Sequence[float]
-
-
 def trained_plainly(setting: Any, plain: Callable[..., Any]) -> Trained:
     policy, reference = plain(setting.folder.path), plain(setting.folder.path)
-    weights = {name: p for name, p in policy.model.named_parameters() if setting.folder.family.uses(name)}
-    before, means, squares = {name: p.detach().clone() for name, p in weights.items()}, {}, {}
-    losses, norms = [], []
-    for step, (groups, rate) in enumerate(zip(groups_of(setting), RATES, strict=True), 1):
-        policy.model.zero_grad()
-        losses.append(sum(backward(group, policy, reference, setting, len(groups)) for group in groups))
-        gradients = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in weights.items()}
-        norms.append(math.sqrt(sum(float(g.double().square().sum()) for g in gradients.values())))
-        for name, g in gradients.items():
-            g = g * min(1.0, MAX_NORM / norms[-1])
-            means[name] = 0.9 * means.get(name, 0.0) + 0.1 * g
-            squares[name] = 0.999 * squares.get(name, 0.0) + 0.001 * g * g
-            root = (squares[name] / (1 - 0.999**step)).sqrt() + EPS
-            with torch.no_grad():
-                weights[name] -= rate * (WEIGHT_DECAY * weights[name] + means[name] / (1 - 0.9**step) / root)
-    moved = max(float((p - before[name]).abs().max()) for name, p in weights.items())
-    return Trained({name: p.detach() for name, p in weights.items()}, moved, losses, norms)
+
+    def step(groups: list[ScoredGroup]) -> float:
+        return sum(backward(group, policy, reference, setting, len(groups)) for group in groups)
+
+    return Trained.by(policy.model, [partial(step, each) for each in groups_of(setting)], setting, EPS, MAX_NORM)
 
 
 def backward(group: ScoredGroup, policy: Any, reference: Any, setting: Any, count: int) -> float:
@@ -208,14 +162,8 @@ def updated(
 
 
 def check(found: Sequence[Any], expected: Trained, saved: Any) -> None:
-    assert [each["loss/total"] for each in found] == pytest.approx(expected.losses, rel=1e-4)
-    assert [each["policy/grad_norm"] for each in found] == pytest.approx(expected.norms, rel=1e-4)
-    assert [each["lr"] for each in found] == pytest.approx(RATES)
+    expected.check(found, saved, POLICYS)
     assert max(expected.norms) > MAX_NORM, "some updates are clipped"
-    weights = dict(saved.named_parameters())
-    errors = {name: float((p - weights[name]).abs().max()) for name, p in expected.weights.items()}
-    error = max(each / (10 if name.endswith(DECAY) else 1) for name, each in errors.items())
-    assert error < 1e-5 < 1e-2 * expected.moved
 
 
 @pytest.mark.parametrize(("family", "stage", "ranks", "budget"), CASES)

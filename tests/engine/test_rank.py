@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from mmrl.engine.device import DeviceKind
-from mmrl.engine.learner import frozen, learner
+from mmrl.engine.learner import deepspeed_engine, frozen, trained_models
 from mmrl.engine.learner.learner import DeepSpeedLearner
 from mmrl.engine.network import policy
 from mmrl.engine.network.features import Limit
@@ -116,9 +116,9 @@ class Recording:
         self._patch(vllm, "LLM", self._llm)
         self._patch(deepspeed, "init_distributed", lambda **_: None)
         self._patch(deepspeed, "initialize", self._deepspeed)
-        self._patch(learner, "load_policy", self._read)
+        self._patch(trained_models, "load_policy", self._read)
         self._patch(frozen, "load_policy", self._read)
-        self._patch(learner, "place", lambda policy, settings, device: self.log.append(f"a policy on {device}"))
+        self._patch(trained_models, "place", lambda policy, settings, device: self.log.append(f"a policy on {device}"))
         self._patch(frozen, "place_frozen", self._frozen)
         self._patch(DeepSpeedLearner, "weight_version", property(lambda _: self.version))
         self._patch(vllm_exit, "_leave_groups", lambda: self.log.append("the groups are left"))
@@ -385,7 +385,7 @@ def test_a_device_that_is_full_at_the_start_names_the_part(recording, part, monk
     def fail(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
-    place = {"sampler": (recording, "_llm"), "learner": (learner, "place"), "sleep": (FakeLLM, "sleep")}[part]
+    place = {"sampler": (recording, "_llm"), "learner": (trained_models, "place"), "sleep": (FakeLLM, "sleep")}[part]
     monkeypatch.setattr(*place, fail)
     monkeypatch.setattr("vllm.LLM", recording._llm)
     phase = "the sampler's sleep" if part == "sleep" else f"the start of the {part}"
@@ -405,7 +405,7 @@ def test_a_vllm_that_sleeps_is_left_asleep_at_the_end_and_after_a_start_that_fai
     def fail(*_: Any, **__: Any) -> None:
         raise ConfigError("the checkpoint belongs to another model")
 
-    monkeypatch.setattr(learner, "place", fail)
+    monkeypatch.setattr(trained_models, "place", fail)
     with pytest.raises(ConfigError):
         recording.engine("cuda")
     assert recording.since()[-1] == "the groups are left"
@@ -458,7 +458,7 @@ def test_the_record_holds_what_a_gpu_was_asked_for(recording):
 
 
 def test_a_learner_is_compiled_if_it_is_asked_for(recording, monkeypatch):
-    monkeypatch.setattr(learner, "compiles", lambda kind, settings: settings["compile"]["deepcompile"])
+    monkeypatch.setattr(deepspeed_engine, "compiles", lambda kind, settings: settings["compile"]["deepcompile"])
     for wish in (False, True):
         recording.engine("cuda", learner={"deepspeed": {"compile": {"deepcompile": wish}}})
         assert ("DeepSpeed compiles" in recording.since()) == wish

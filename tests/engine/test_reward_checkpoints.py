@@ -32,6 +32,7 @@ FULL = pytest.mark.full
 LORA = {"lora": {"rank": 4, "alpha": 8, "targets": ["language"]}}
 WAYS = {
     "full": {},
+    "ZeRO 0": {"learner": {"zero_stage": 0}},
     "frozen tower": {"model": {"freeze": ["vision", "projector"]}},
     "lora": {"model": LORA},
     "lora, bf16, ZeRO 3": {"model": {**LORA, "dtype": "bfloat16"}, "learner": {"zero_stage": 3}},

@@ -1,16 +1,15 @@
 """Reward models in the learner are plain transformers', which read one whole conversation at a time.
 
-The conversations are rendered by the tokenizer's own chat template, and tokenised anew. The optimizer, its schedule and
-its clipping are written out here. Groups are ragged: of two to five candidates, all of which are in the loss.
+The conversations are rendered by the tokenizer's own chat template, and tokenised anew. All of a group's candidates are
+in the loss.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,24 +28,17 @@ from mmrl.ops.assignment import assign_credit, loss_masks
 from mmrl.ops.objective import score_loss, training_rows, weighed_loss
 from mmrl.rollout.batch import batch_of, rollouts_of
 from mmrl.score_head import sequence_classification_class
-from mmrl.step.given import Comparisons
 from mmrl.step.learn import LearnSettings, finished, learn
-from mmrl.types import Candidate, Rollout, ScoredGroup
+from mmrl.types import Rollout, ScoredGroup
 from mmrl_algorithms.bradley_terry import BradleyTerry
-from tests.engine.test_policy import DECAY, gradients, relative_error
+from tests.engine.plain_updates import POLICYS, UPDATES, Trained, learner_section, ragged_groups
+from tests.engine.test_policy import gradients, relative_error
 from tests.proofs import families
 
-CENTRE, UPDATES = 0.05, 4
+CENTRE = 0.05
 OPTIONS = {"name": "import:mmrl_algorithms.bradley_terry:BradleyTerry", "centre": CENTRE}
-LR, WEIGHT_DECAY, EPS, MAX_NORM = 1e-3, 0.1, 1e-5, 15.0
-"""AdamW's, whose own epsilon is 1e-8: a weight whose gradient is rounding alone would go by the sign of that."""
-RATES = (LR / 2, LR, LR, LR / 2)
-"""Two steps of warm-up, and a linear fall over the other two."""
-LEARNER = {
-    "lr": LR, "weight_decay": WEIGHT_DECAY, "warmup_steps": 2, "schedule": "linear", "max_grad_norm": MAX_NORM,
-    "deepspeed": {"optimizer": {"params": {"eps": EPS}}},
-}  # fmt: skip
-WORDS = ("red", "left", "box", "seven", "the", "under", "not", "blue")
+EPS, MAX_NORM = 1e-5, 15.0
+LEARNER = learner_section(EPS, MAX_NORM)
 FULL = pytest.mark.full
 
 
@@ -55,15 +47,7 @@ def bradley_terry() -> BradleyTerry:
 
 
 def groups_of(setting: Any) -> list[list[ScoredGroup]]:
-    """The groups of each update: three prompts, in turn, with candidates of one to twelve words."""
-    rng, made = np.random.default_rng(5), []
-    for number in range(3 * UPDATES):
-        prompt, count = setting.prompts[number % len(setting.prompts)], (2, 5, 3, 4)[number % 4]
-        texts = [" ".join([str(i), *rng.choice(WORDS, rng.integers(0, 12))]) for i in range(count)]
-        candidates = tuple(map(Candidate, texts, rng.permutation(count).astype(float)))
-        row = replace(prompt.prompt, id=f"r{number}", candidates=candidates)
-        made.append(Comparisons.group(replace(prompt, prompt=row), bradley_terry().needs(), setting.encoder))
-    return [made[i : i + 3] for i in range(0, len(made), 3)]
+    return ragged_groups(setting, bradley_terry().needs())
 
 
 class PlainScore:
@@ -140,8 +124,8 @@ def test_scores_in_a_packed_row_equal_plain_transformers_one_by_one(family, benc
         algorithm.aggregation, range(len(masks)), scores=batch.rewards, whole_groups=True,
     )  # fmt: skip
     scores_N = policy(collate([row.sample for row in rows.values()]))
-    partial = weighed_loss(list(rows.values()), *score_loss(algorithm, list(rows.values()), scores_N))
-    partial.loss.backward()
+    share = weighed_loss(list(rows.values()), *score_loss(algorithm, list(rows.values()), scores_N))
+    share.loss.backward()
 
     reference = PlainScore(plain(setting.folder.path), policy.score.detach())
     loss = sum(backward(group, reference, setting, len(groups)) for group in groups)
@@ -150,31 +134,24 @@ def test_scores_in_a_packed_row_equal_plain_transformers_one_by_one(family, benc
 
     assert scores_N.dtype == torch.float32 and len(rows) == len(masks) == len(scores_N)
     assert 0.1 < expected_N.square().mean().sqrt() < 3, "scores begin at a size of one"
-    assert abs(partial.loss.item() - loss) < 1e-5
+    assert abs(share.loss.item() - loss) < 1e-5
     assert (scores_N - expected_N).abs().max() < 1e-5
     assert relative_error(gradients(reference.model), gradients(policy.model)) < 1e-5
     assert "score.weight" in gradients(policy.model) and not [n for n in gradients(policy.model) if "lm_head" in n]
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedModel(Trained):
     """A reward model after its updates.
 
     Attributes:
-        weights: Those that the family uses, by name.
-        moved: The largest change of one.
-        losses: Before each update, likewise ``norms``: the gradient's, before it is clipped.
         scores: Of the first update's conversations, before and after all updates.
     """
 
-    weights: dict[str, torch.Tensor]
-    moved: float
-    losses: Sequence[float]
-    norms: Sequence[float]
     scores: tuple[torch.Tensor, torch.Tensor]
 
 
-def trained_plainly(setting: Any, plain: Callable[..., Any], start: torch.Tensor) -> Trained:
+def trained_plainly(setting: Any, plain: Callable[..., Any], start: torch.Tensor) -> TrainedModel:
     model = PlainScore(plain(setting.folder.path), start)
     steps = groups_of(setting)
 
@@ -182,28 +159,17 @@ def trained_plainly(setting: Any, plain: Callable[..., Any], start: torch.Tensor
     def scores() -> torch.Tensor:
         return torch.stack([model(rollout, setting.media) for rollout in rollouts_of(steps[0])])
 
-    weights = {name: p for name, p in model.model.named_parameters() if setting.folder.family.uses(name)}
-    before, means, squares = {name: p.detach().clone() for name, p in weights.items()}, {}, {}
-    first, losses, norms = scores(), [], []
-    for step, (groups, rate) in enumerate(zip(steps, RATES, strict=True), 1):
-        model.model.zero_grad()
-        losses.append(sum(backward(group, model, setting, len(groups)) for group in groups))
-        gradients = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in weights.items()}
-        norms.append(math.sqrt(sum(float(g.double().square().sum()) for g in gradients.values())))
-        for name, g in gradients.items():
-            g = g * min(1.0, MAX_NORM / norms[-1])
-            means[name] = 0.9 * means.get(name, 0.0) + 0.1 * g
-            squares[name] = 0.999 * squares.get(name, 0.0) + 0.001 * g * g
-            root = (squares[name] / (1 - 0.999**step)).sqrt() + EPS
-            with torch.no_grad():
-                weights[name] -= rate * (WEIGHT_DECAY * weights[name] + means[name] / (1 - 0.9**step) / root)
-    moved = max(float((p.detach() - before[name]).abs().max()) for name, p in weights.items())
-    return Trained({name: p.detach() for name, p in weights.items()}, moved, losses, norms, (first, scores()))
+    def step(groups: list[ScoredGroup]) -> float:
+        return sum(backward(group, model, setting, len(groups)) for group in groups)
+
+    first = scores()
+    found = Trained.by(model.model, [partial(step, groups) for groups in steps], setting, EPS, MAX_NORM)
+    return TrainedModel(found.weights, found.moved, found.losses, found.norms, (first, scores()))
 
 
 @pytest.fixture(scope="module")
-def plainly(bench: Callable[..., Any], plain: Any) -> Callable[[str], Trained]:
-    def trained(family: str) -> Trained:
+def plainly(bench: Callable[..., Any], plain: Any) -> Callable[[str], TrainedModel]:
+    def trained(family: str) -> TrainedModel:
         setting = bench(family)
         start = load_policy(setting.folder, "cpu", "float32", freeze=(), temperature=1.0, loading=RewardLoading(0))
         return trained_plainly(setting, plain, start.score.detach())
@@ -257,18 +223,12 @@ def updated(bench: Any, start: Any, start_ranks: Any, tmp_path: Path) -> Callabl
     return take
 
 
-def check(found: Any, expected: Trained, saved: Any) -> None:
+def check(found: Any, expected: TrainedModel, saved: Any) -> None:
     metrics, scores = found
-    assert [each["loss/total"] for each in metrics] == pytest.approx(expected.losses, rel=1e-4)
-    assert [each["policy/grad_norm"] for each in metrics] == pytest.approx(expected.norms, rel=1e-4)
-    assert [each["lr"] for each in metrics] == pytest.approx(RATES)
+    expected.check(metrics, saved, POLICYS)
     for own, plain in zip(scores, expected.scores, strict=True):
         np.testing.assert_allclose(own, plain, atol=1e-4)
     assert abs(expected.scores[0] - expected.scores[1]).max() > 0.1
-    weights = dict(saved.named_parameters())
-    errors = {name: float((p - weights[name]).abs().max()) for name, p in expected.weights.items()}
-    error = max(each / (10 if name.endswith(DECAY) else 1) for name, each in errors.items())
-    assert error < 1e-5 < 1e-2 * expected.moved
 
 
 def read(folder: Path) -> Any:

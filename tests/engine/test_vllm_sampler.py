@@ -449,7 +449,7 @@ def test_sampler_and_learner_are_given_the_pixels_that_an_image_shows(kind, engi
     prompt = vision.encoder.encode(Prompt(kind, (Message("user", "<image>what?"),), (raw,)))
     (ref,) = prompt.images
     rollouts = flat(sample([replace(request_for(1), prompt=prompt)]))
-    learner = engine._learner._batches.inputs([rollouts[0]]).images
+    learner = engine._learner.trained._batches.inputs([rollouts[0]]).images
     assert ref.hash == pixel_hash(expected)
     assert pixel_hash(unpatched(vision.folder, learner.pixels, learner.grids_U3[0])) == ref.hash
     assert pixel_hash(unpatched(vision.folder, *seen[ref.hash])) == ref.hash

@@ -17,7 +17,7 @@ import numpy as np
 from mmrl.commands.check.answers import try_rewards
 from mmrl.commands.check.episodes import cut_turns, observed_roles, walk
 from mmrl.commands.check.given_rows import GivenRows
-from mmrl.commands.check.networks import model_lines, prompt_lines, teacher_lines
+from mmrl.commands.check.networks import critic_lines, model_lines, prompt_lines, teacher_lines
 from mmrl.commands.check.overlaps import overlaps
 from mmrl.commands.check.profile import Profile, profile
 from mmrl.commands.check.references import check_references
@@ -103,9 +103,11 @@ class _Examination:
             with self.report.guarded():
                 if teachers := teacher_lines(self.setup):
                     self.report.add("reference", [each.name for each in self.setup.teachers], teachers)
-            datasets = [partial(self._dataset, name) for name in ("train", *self._sets)]
-            parts: list[Callable[[], None]] = [*datasets, self._both, self._learnable]
-            for part in parts:
+            with self.report.guarded():
+                if critic := critic_lines(self.setup):
+                    self.report.add("critic", (self.setup.critic or self.setup.folder).name, critic)
+            parts: list[Callable[[], None]] = [partial(self._dataset, name) for name in ("train", *self._sets)]
+            for part in (*parts, self._both, self._learnable):
                 with self.report.guarded():
                     part()
             for part in (self._samples, self._episodes, self._batches):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from mmrl.engine.network.folder import ModelFolder
 from mmrl.runs.setup import RunSetup
 from mmrl.runs.summary import template_lines
@@ -35,6 +37,28 @@ def prompt_lines(prompt: EncodedPrompt, patches: list[int]) -> list[str]:
     note = f"; its image tokens stand for {', '.join(map(str, patches))} tokens" if patches else ""
     first = f"{prompt.id}, {len(prompt.token_ids)} tokens{note}"
     return [first, *(f"| {line}" for line in rendered.splitlines())]
+
+
+def critic_lines(setup: RunSetup) -> list[str]:
+    """Lines about the critic; none if there is none.
+
+    Raises:
+        ConfigError: It cannot be opened, or does not agree with the policy.
+    """
+    critic, folder = setup.config.critic, setup.critic
+    if critic is None:
+        return []
+    if folder is None:
+        named, head = "the policy's model", True
+    else:
+        from mmrl.engine.network.reward_model import is_reward_model
+
+        named, head = folder.name, folder.commit is None and not is_reward_model(Path(folder.path))
+    begins = {"zero": "a head of zeros", "normal": "a head that is drawn"}[critic.head] if head else "the folder's head"
+    adapts = setup.config.model.lora is not None
+    shared = critic.shares_base(adapts, setup.config.learner.zero_stage)
+    base = "the policy's weights" if shared else "a copy of the weights"
+    return [f"begins from {named} with {begins}" + (f"; adapters of its own on {base} in memory" if adapts else "")]
 
 
 def teacher_lines(setup: RunSetup) -> list[str]:

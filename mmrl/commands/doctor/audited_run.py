@@ -41,6 +41,7 @@ from mmrl.step.audit.scores import score_rows, scores_of
 from mmrl.step.audit.sight import SIGHT
 from mmrl.step.audit.start_audit import cheap_rows
 from mmrl.step.audit.tokens import prompt_row
+from mmrl.step.audit.values import value_rows
 from mmrl.step.learn import LearnSettings, finished, learn
 from mmrl.types import EncodedPrompt, FloatArray, ScoredGroup
 
@@ -113,7 +114,7 @@ class Audit:
     def _open(self) -> None:
         """Everything of the run that needs no device, but for its data."""
         setup = self._setup
-        _ = setup.algorithm, setup.folder, setup.num_adapter_weights, setup.teachers
+        _ = setup.algorithm, setup.folder, setup.num_adapter_weights, setup.teachers, setup.critic
         most = MAX_IMAGES * setup.folder.family.vision
         tokens = self._config.data.max_prompt_tokens
         found = fitting(self._encoder, max_tokens=tokens, max_images=most, total_tokens=inf)
@@ -149,7 +150,7 @@ class Audit:
         setup, begin = self._setup, time.monotonic()
         most = max((len(prompt.images) for prompt in self._prompts), default=0)
         parts = (self._config, setup.folder, setup.media, setup.algorithm, most, setup.with_sampler)
-        self._engine = start_engine(EngineSpec(*parts, teachers=setup.teachers))
+        self._engine = start_engine(EngineSpec(*parts, teachers=setup.teachers, critic=setup.critic))
         about = self._engine.describe()
         names = [str(about[key]) for key in ("device_name", "sampler", "learner", "attention", "model_type")]
         ranks = self._config.cluster.ranks
@@ -198,7 +199,7 @@ class Audit:
                 self._row(row)
             return
         if (found := probed(self._engine, self._encoder, self._config, total_tokens=inf)) is not None:
-            for row in worst_of_each(list(agreement_rows(found))):
+            for row in worst_of_each([*agreement_rows(found), *value_rows(found)]):
                 self._row(row)
             for row in teacher_rows(found, self._lessons):
                 self._row(row)
@@ -243,6 +244,8 @@ def audited(config: Config) -> Config:
     sampler["max_new_tokens"] = min(sampler["max_new_tokens"], NEW_TOKENS)
     learner |= {"lr": RATES[config.model.lora is not None], "warmup_steps": 0, "schedule": "constant"}
     learner |= {"minibatches": 1, "epochs": 1}
+    if values["critic"]:
+        values["critic"] |= {"lr": learner["lr"], "pretrain_steps": 0}
     data["max_prompt_tokens"] = max(data["max_prompt_tokens"], PROMPT_TOKENS)
     return from_mapping(values)
 

@@ -9,6 +9,7 @@ images of the row, ``U`` different ones among them.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -60,8 +61,13 @@ class Collator:
         self._balances, self._replays, self._keeps_last = balances, replays, keeps_last
         self._multimodal = folder.family.vision and folder.images.multimodal_positions
         self._looks_ahead = folder.family.vision and folder.images.looks_ahead
-        self._known_positions: dict[tuple[Any, ...], torch.Tensor] = {}
-        self._position_bytes = 0
+        self._positions_of = _Positions(body, images, folder.image_token_id)
+
+    def keeping_last(self) -> Collator:
+        """The same for rows that have the last token of each sample, too."""
+        found = copy.copy(self)
+        found._keeps_last = True
+        return found
 
     def units(
         self, samples: Sequence[Sample], budget: int | None = None, rows: Sequence[TrainingRow] = ()
@@ -146,7 +152,8 @@ class Collator:
         recorded_SLK = np.full((num_tokens, *known.shape[1:]), -1, np.int64)
         for sample, members_S in zip(samples, members_NS, strict=True):
             if sample.experts is not None:  # a shared prompt's are those of its last sample, as of all others
-                recorded_SLK[members_S > 0] = sample.experts
+                places = np.flatnonzero(members_S)  # the sampler knows nothing of a last token, which predicts none
+                recorded_SLK[places[: len(sample.experts)]] = sample.experts
         return Routing(members, self._tensor(recorded_SLK), self._replays)
 
     def _tensor(self, values: Any) -> torch.Tensor:
@@ -203,7 +210,7 @@ class Collator:
             after_T: Each completion token's place in its completion.
         """
         prompt = samples[unit.indices[0]].prompt
-        prompt_3P = self._cached_positions(prompt.token_ids, prompt.images)
+        prompt_3P = self._positions_of(prompt.token_ids, prompt.images)
         yield prompt_3P
         after_3T = (prompt_3P.max() + 1 + after_T).expand(3, -1)
         own = [samples[index] for index in unit.indices]
@@ -215,28 +222,45 @@ class Collator:
                 yield plain_3T
                 continue
             ids = np.concatenate([prompt.token_ids, sample.token_ids])
-            whole_3T = self._cached_positions(ids, sample.all_images)[:, unit.prompt_tokens :]
+            whole_3T = self._positions_of(ids, sample.all_images)[:, unit.prompt_tokens :]
             yield whole_3T[:, : plain_3T.shape[1]]
 
-    def _cached_positions(self, token_ids: IntArray, images: Sequence[ImageRef]) -> torch.Tensor:
-        """``_computed_positions``, cached by all that they depend on: the tokens and the images' sizes."""
-        key = (token_ids.tobytes(), tuple((ref.width, ref.height) for ref in images))
-        if key not in self._known_positions:
-            found = self._computed_positions(token_ids, images)
-            self._position_bytes += found.nbytes + len(key[0])
-            if self._position_bytes > POSITION_BYTES:
-                self._known_positions.clear()
-                self._position_bytes = found.nbytes + len(key[0])
-            self._known_positions[key] = found
-        return self._known_positions[key]
 
-    def _computed_positions(self, token_ids: IntArray, images: Sequence[ImageRef]) -> torch.Tensor:
-        """(3, n) temporal, height and width positions of a sequence that begins with a prompt."""
+class _Positions:
+    """(3, n) temporal, height and width positions of sequences that begin with a prompt.
+
+    They are cached by all that they depend on: the tokens and the images' sizes.
+
+    Args:
+        body: As of ``Collator``; likewise ``images``.
+
+    Attributes:
+        known: By the tokens and the sizes.
+        bytes_held: Bytes of these; at most ``POSITION_BYTES``, or those of one sequence.
+    """
+
+    def __init__(self, body: Any, images: ImageInputs, image_token_id: int) -> None:
+        self._body, self._images, self._image_token_id = body, images, image_token_id
+        self.known: dict[tuple[Any, ...], torch.Tensor] = {}
+        self.bytes_held = 0
+
+    def __call__(self, token_ids: IntArray, images: Sequence[ImageRef]) -> torch.Tensor:
+        key = (token_ids.tobytes(), tuple((ref.width, ref.height) for ref in images))
+        if key not in self.known:
+            found = self._computed(token_ids, images)
+            self.bytes_held += found.nbytes + len(key[0])
+            if self.bytes_held > POSITION_BYTES:
+                self.known.clear()
+                self.bytes_held = found.nbytes + len(key[0])
+            self.known[key] = found
+        return self.known[key]
+
+    def _computed(self, token_ids: IntArray, images: Sequence[ImageRef]) -> torch.Tensor:
         ids = torch.from_numpy(np.asarray(token_ids, np.int64))
         if not images:
             return torch.arange(len(ids)).expand(3, -1)
         grids = torch.stack([self._images(ref)[1] for ref in images])
-        types = (ids == self._folder.image_token_id).int()
+        types = (ids == self._image_token_id).int()
         positions: torch.Tensor = self._body.get_rope_index(ids[None], types[None], grids)[0]
         return positions[:, 0]
 

@@ -24,13 +24,14 @@ class UpdateCost:
     Args:
         config: The model's transformers config.
         training: The parts that are trained.
+        scores: True if a score takes the place of the head; its product is nothing.
 
     Attributes:
         shape: The model's shape.
     """
 
-    def __init__(self, config: Any, training: Training) -> None:
-        self.shape, self._training = model_shape(config), training
+    def __init__(self, config: Any, training: Training, *, scores: bool = False) -> None:
+        self.shape, self._training, self._scores = model_shape(config), training, scores
 
     @classmethod
     def of(cls, policy: Policy, folder: ModelFolder) -> UpdateCost:
@@ -39,7 +40,7 @@ class UpdateCost:
         for name, parameter in policy.model.named_parameters():
             if parameter.requires_grad:
                 trained[folder.family.part_of(name)] += numel(parameter)
-        return cls(folder.config, training_of(trained, adapted=bool(policy.adapted)))
+        return cls(folder.config, training_of(trained, adapted=bool(policy.adapted)), scores=bool(policy.scored_by))
 
     def flops(self, inputs: PackedInputs) -> int:
         """Operations of one row; a shared prompt or image counts once."""
@@ -47,7 +48,7 @@ class UpdateCost:
             tokens=int(inputs.model_inputs["input_ids"].shape[-1]),
             pairs=inputs.model_inputs["layout"].pairs,
             local_pairs=inputs.model_inputs["layout"].pairs_within,
-            predicted=inputs.num_written if inputs.last_N is None else 0,  # a score's product is nothing
+            predicted=0 if self._scores else inputs.num_written,
             images=inputs.images.grids_U3.tolist() if isinstance(inputs.images, UniqueImages) else (),
         )
         return self.shape.update_flops(work, self._training)

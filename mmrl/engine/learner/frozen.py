@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from mmrl.engine import device
-from mmrl.engine.learner.collation import Collator, shares_prefix
-from mmrl.engine.learner.counting import UpdateCost
 from mmrl.engine.learner.image_features import ImageFeatures, tower_hash
 from mmrl.engine.learner.microbatches import Microbatches
 from mmrl.engine.learner.network import Network
+from mmrl.engine.learner.own_batches import own_batches
 from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.network.placement import place_frozen
 from mmrl.engine.network.policy import Policy, load_policy
@@ -92,26 +91,22 @@ def reference_network(
         tower: The hash of the policy's tower.
         precision: ``float32`` or ``bfloat16``.
     """
-    folder, features = model.folder, batches.features
+    folder, in_use = model.folder, model.in_use
     if folder is spec.folder:
-        return Network(REFERENCE, model.policy, model.module, batches, in_use=model.in_use)
-    is_equal = bool(tower) and model.tower == tower
-    if not is_equal:
-        images = ImageInputs(folder, spec.media, threads=device.READING_THREADS[kind])
-    collator = Collator(
+        return Network(REFERENCE, model.policy, model.module, batches, in_use=in_use)
+    own, shares = own_batches(
+        spec,
         folder,
-        model.policy.model.base_model,
+        model.policy,
+        model.module,
+        batches,
         images,
-        device.torch_device(kind),
-        getattr(torch, precision),
-        share=shares_prefix(spec.config.learner, folder),
+        kind,
+        precision,
+        same_tower=bool(tower) and model.tower == tower,
     )
-    in_use = model.in_use
-    if not (is_equal and features.kept and collator.share):
-        cost = UpdateCost.of(model.policy, folder)
-        features = ImageFeatures(collator, model.policy, model.module, cost, folder, batches.budget, features.where)
-        in_use = _forgetting(in_use, features)
-    own = Microbatches(collator, features, folder, batches.budget)
+    if not shares:
+        in_use = _forgetting(in_use, own.features)
     return Network(REFERENCE, model.policy, model.module, own, in_use=in_use)
 
 

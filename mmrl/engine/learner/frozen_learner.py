@@ -24,7 +24,7 @@ from mmrl.engine.network.vision import ImageInputs
 from mmrl.engine.network.weights import Failures
 from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import Learner, NetworkFiles
-from mmrl.token_columns import REWARD
+from mmrl.token_columns import CRITIC, REWARD
 
 
 class FrozenLearner(Learner):
@@ -57,7 +57,7 @@ def build_frozen_learner(
     """
     settings = deepspeed_settings(spec.config.learner, precision, kind)
     networks = {}
-    for role in spec.roles:
+    for role in (role for role in spec.roles if role != CRITIC):  # values are of use to updates alone
         folder = spec.folder if role == spec.trained_role else spec.initial
         assert folder is not None, f"the {role} has a folder of its own"
         networks[role] = _network(role, folder, spec, images, kind, precision, settings)

@@ -2,62 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from pydantic import ValidationError
 
 from mmrl.engine import device
 from mmrl.engine.learner.collation import Collator, shares_prefix
 from mmrl.engine.learner.counting import UpdateCost
+from mmrl.engine.learner.critic_network import build_critic
+from mmrl.engine.learner.deepspeed_engine import deepspeed_engine
 from mmrl.engine.learner.frozen import load_frozen, reference_network, shared_hash
 from mmrl.engine.learner.image_features import ImageFeatures
-from mmrl.engine.learner.learner_settings import check_overlap, compiles, deepspeed_settings
+from mmrl.engine.learner.learner_settings import deepspeed_settings
 from mmrl.engine.learner.learner_state import check_optimizer
 from mmrl.engine.learner.microbatches import Microbatches
-from mmrl.engine.learner.network import Network, TrainedNetwork
+from mmrl.engine.learner.network import Network
 from mmrl.engine.learner.reset import AdapterCopy, PolicyCopy, WholeCopy
 from mmrl.engine.learner.reward_network import TrainedRewardModel
 from mmrl.engine.learner.teachers import Teachers
+from mmrl.engine.learner.trained_models import place_trained, read_trained
+from mmrl.engine.learner.trained_network import TrainedNetwork
 from mmrl.engine.machine.full_device import TokenBudget, memory_of
-from mmrl.engine.network.adapters import is_adapter, read
-from mmrl.engine.network.placement import place
+from mmrl.engine.network.adapters import read
 from mmrl.engine.network.plain_model import WidePass
-from mmrl.engine.network.policy import Policy, load_policy
+from mmrl.engine.network.policy import Policy
 from mmrl.engine.network.reward_model import RewardLoading
 from mmrl.engine.network.vision import ImageInputs
 from mmrl.engine.network.weights import Failures
 from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import Learner, NetworkFiles
 from mmrl.engine_api import Network as AnyNetwork
-from mmrl.errors import ConfigError
-from mmrl.token_columns import POLICY, REFERENCE
+from mmrl.token_columns import CRITIC, POLICY, REFERENCE, REWARD
 
 
 class DeepSpeedLearner(Learner):
     """Implements ``engine_api.Learner`` on one rank; all ranks call it together.
 
     Args:
-        trained: The network that is trained, a policy or a reward model; kept as ``trained``.
+        trained: The networks that are trained: the policy, and a critic beside it; or a reward model alone. The first
+            one is kept as ``trained``.
         frozen: The other networks, by role.
-        settings: DeepSpeed's configuration; kept as ``settings``.
+        settings: DeepSpeed's configuration of the first one; kept as ``settings``.
         copy: The reference, if it may become the policy.
     """
 
     def __init__(
         self,
-        trained: TrainedNetwork,
+        trained: Sequence[TrainedNetwork],
         frozen: Mapping[str, AnyNetwork],
-        batches: Microbatches,
         settings: dict[str, Any],
         copy: PolicyCopy | None,
     ) -> None:
-        self.networks = {trained.role: trained, **frozen}
-        self.trained, self.settings, self._batches = trained, settings, batches
+        self.networks = {**{each.role: each for each in trained}, **frozen}
+        self._all, self.settings = trained, settings
         self._copy = copy
+
+    @property
+    def trained(self) -> TrainedNetwork:
+        """The policy, or a reward model that is trained alone."""
+        return self._all[0]
 
     @property
     def weight_version(self) -> int:
@@ -75,7 +80,7 @@ class DeepSpeedLearner(Learner):
             self._copy.take()
 
     def save(self, folder: Path) -> Mapping[str, NetworkFiles]:
-        files = {self.trained.role: self.trained.save(folder)}
+        files = {each.role: each.save(folder) for each in self._all}
         if self._copy is not None and self._copy.is_reset:
             files[REFERENCE] = NetworkFiles.of(REFERENCE, trained=False)
             failures = Failures()
@@ -85,8 +90,9 @@ class DeepSpeedLearner(Learner):
         return files
 
     def forget_images(self) -> None:
-        """As ``Microbatches.forget_images``."""
-        self._batches.forget_images()
+        """As ``Microbatches.forget_images``, of all networks that are trained."""
+        for each in self._all:
+            each.forget_images()
 
     def release(self) -> None:
         """Give weights and optimizer up for another learner in this process; this one cannot be used again.
@@ -95,18 +101,8 @@ class DeepSpeedLearner(Learner):
         even then.
         """
         self.forget_images()
-        self.trained.engine.destroy()
-
-
-def join_deepspeed(kind: device.DeviceKind) -> None:
-    """Let DeepSpeed use the group of ranks that have met, before it places weights."""
-    import deepspeed
-
-    if kind == "cpu":
-        # DeepSpeed would compile a shared-memory collective for a minute before it makes the group. Its
-        # inference_all_reduce alone uses it, which nothing here calls. DeepSpeed keeps edits of this table.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(dist_backend=device.process_group_backend(kind), verbose=False)
+        for each in self._all:
+            each.engine.destroy()
 
 
 def build_learner(spec: EngineSpec, images: ImageInputs, kind: device.DeviceKind, precision: str) -> DeepSpeedLearner:
@@ -123,12 +119,12 @@ def build_learner(spec: EngineSpec, images: ImageInputs, kind: device.DeviceKind
     assert algorithm is not None, "an engine without an algorithm only samples"
     torch_device = device.torch_device(kind)
     settings = deepspeed_settings(config.learner, precision, kind)
-    policy = _load_policy(spec, kind, precision)
-    check_overlap(kind, settings, max((p.numel() for p in policy.parameters() if p.requires_grad), default=0))
-    tower = shared_hash(spec, policy, folder) if spec.teachers else ""
+    loading = None if spec.trained_role == POLICY else RewardLoading(config.trainer.seed)
+    policy = read_trained(spec, spec.trained_role, folder, config, loading, kind, precision)
+    tower = shared_hash(spec, policy, folder) if spec.teachers or spec.critic else ""
     copies = _saved_adapters(spec, policy, torch_device)
     # Each model is out of the host's memory, or has what it keeps of it, before the next one is read.
-    place(policy, settings, torch_device)
+    place_trained(policy, settings, kind)
     frozen = [load_frozen(spec, each, kind, precision, settings) for each in spec.frozen_folders]
     collator = Collator(
         folder,
@@ -139,17 +135,17 @@ def build_learner(spec: EngineSpec, images: ImageInputs, kind: device.DeviceKind
         share=shares_prefix(config.learner, folder),
         balances=config.learner.router_aux_loss_coef > 0,
         replays=config.learner.routing == "replayed",
-        keeps_last=algorithm.needs().last_state,
+        keeps_last=spec.trained_role == REWARD,
     )
     check_optimizer(settings)
     cost = UpdateCost.of(policy, folder)
-    engine = _engine(policy, settings, checkpoints=config.model.gradient_checkpointing)
+    engine = deepspeed_engine(policy, settings, checkpoints=config.model.gradient_checkpointing)
     budget = TokenBudget(config.learner.tokens_per_microbatch)
     features = ImageFeatures(collator, policy, engine, cost, folder, budget, engine.device)
     batches = Microbatches(collator, features, folder, budget)
     wide = WidePass(folder, images, kind, precision)
     network = TrainedNetwork if spec.trained_role == POLICY else TrainedRewardModel
-    trained = network(spec.trained_role, policy, engine, batches, cost, algorithm, config, folder, wide)
+    trained = [network(spec.trained_role, policy, engine, batches, cost, algorithm, config, folder, wide)]
     others, copy = dict[str, AnyNetwork](), cast(PolicyCopy | None, None)
     networks = [reference_network(spec, each, batches, images, tower, kind, precision) for each in frozen]
     if networks:
@@ -162,42 +158,12 @@ def build_learner(spec: EngineSpec, images: ImageInputs, kind: device.DeviceKind
         assert config.model.lora is not None, "the reference is the policy, without its adapters or with earlier ones"
         copy = AdapterCopy(policy, folder, config.model.lora, copies)
         others[REFERENCE] = Network(REFERENCE, policy, engine, batches, in_use=copy.in_use)
+    if CRITIC in spec.roles:
+        trained.append(build_critic(spec, policy, batches, images, tower, kind, precision))
     if spec.checkpoint is not None:
-        trained.restore(spec.checkpoint)
-    return DeepSpeedLearner(trained, others, batches, settings, copy)
-
-
-def _load_policy(spec: EngineSpec, kind: device.DeviceKind, precision: str) -> Policy:
-    """Read the policy on rank 0, and build it without content on the others; see ``placement``.
-
-    Raises:
-        MMRLError: A rank cannot; raised on all of them.
-    """
-    config, folder, algorithm = spec.config, spec.folder, spec.algorithm
-    lora = config.model.lora
-    saved = None if spec.checkpoint is None else spec.checkpoint / NetworkFiles.of(spec.trained_role).model
-    if saved is not None and is_adapter(saved) != (lora is not None):
-        raise ConfigError(
-            "the checkpoint holds " + ("a whole model" if lora else "an adapter"),
-            where=f"model.lora; {spec.checkpoint}",
-            remedy="go on with the checkpoint's model.lora, or export it and start a new run from that folder",
-        )
-    with Failures().raising():
-        policy = load_policy(
-            folder if lora or saved is None else replace(folder, path=str(saved)),
-            kind,
-            precision,
-            freeze=config.model.freeze,
-            temperature=config.sampler.temperature,
-            entropy_gradient=algorithm is not None and algorithm.needs().entropy_gradient,
-            lora=lora,
-            adapter=saved,
-            seed=config.trainer.seed,
-            with_weights=torch.distributed.get_rank() == 0,
-            quantize=lora is not None and config.model.quantize is not None,
-            loading=None if spec.trained_role == POLICY else RewardLoading(config.trainer.seed),
-        )
-    return policy  # noqa: RET504 (the block raises at its end what went wrong on a rank)
+        for each in trained:
+            each.restore(spec.checkpoint)
+    return DeepSpeedLearner(trained, others, settings, copy)
 
 
 def _saved_adapters(spec: EngineSpec, policy: Policy, torch_device: str) -> list[torch.Tensor] | None:
@@ -211,26 +177,3 @@ def _saved_adapters(spec: EngineSpec, policy: Policy, torch_device: str) -> list
     with Failures().raising():
         found = read(policy.adapted, spec.reset_reference)
     return [each.to(torch_device, policy.model.dtype) for each in found]
-
-
-def _engine(policy: Policy, settings: dict[str, Any], *, checkpoints: bool) -> Any:
-    """DeepSpeed's engine around a policy, with an optimizer; ``checkpoints``: activations are computed again."""
-    import deepspeed
-
-    if checkpoints:
-        policy.model.gradient_checkpointing_enable({"use_reentrant": False})
-        policy.model.disable_input_require_grads()  # it is on now, and would take a gradient through a frozen tower
-    trained = [p for p in policy.parameters() if p.requires_grad]
-    try:
-        engine, *_ = deepspeed.initialize(model=policy, model_parameters=trained, config=settings)
-    except ValidationError as error:  # DeepSpeed's own check of its settings
-        first = error.errors()[0]
-        key, value = ".".join(map(str, first["loc"])), first["input"]
-        raise ConfigError(
-            f"DeepSpeed does not take {key}: {first['msg']} (it is {value!r})",
-            where="learner.deepspeed",
-            remedy="write it as DeepSpeed's documentation does, or remove it",
-        ) from error
-    if compiles(engine.device.type, settings):
-        engine.compile()  # else DeepSpeed leaves it at a notice
-    return engine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,6 +32,12 @@ class Microbatches:
         self.budget = budget
         self._idle = idle_sample(folder)
         self._estimate = UnitCost(folder, tower=not features.kept)
+
+    def keeping_last(self) -> Microbatches:
+        """The same of rows that have the last token of each sample, too."""
+        found = copy.copy(self)
+        found._collate = self._collate.keeping_last()
+        return found
 
     def plan(self, samples: Sequence[Sample], budget: int, rows: Sequence[TrainingRow] = ()) -> list[list[int]]:
         """This rank's micro-batches, empty ones at the end where other ranks have more.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from mmrl.engine.learner.network import TrainedNetwork
+from mmrl.engine.learner.trained_network import TrainedNetwork
 from mmrl.engine_api import Way
 from mmrl.ops.objective import PartialLoss, score_loss, weighed_loss
 from mmrl.types import FloatArray, PreUpdateStatistics, Sample, TrainingRow

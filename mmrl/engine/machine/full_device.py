@@ -33,14 +33,18 @@ REMEDIES = {
     "log-probs": _ROWS,
     "reference log-probs": _ROWS,
     "the log-probs in a wider type": _LESS_OF_LEARNER,
+    "critic values": _ROWS,
+    "critic scores": _ROWS,
+    "reward scores": _ROWS,
     "the update": _ROWS,
+    "the critic's update": _ROWS,
     "the optimizer step": _LESS_OF_LEARNER,
     "learning": _ROWS,
     "the copy of the policy": _LESS_OF_LEARNER,
     "the checkpoint": _LESS_OF_LEARNER,
 }
 """Settings that need less memory, by the phase in which it ran out."""
-OF_MICROBATCHES = {"log-probs", "reference log-probs", "the update", "learning"}
+OF_MICROBATCHES = {phase for phase, remedy in REMEDIES.items() if remedy is _ROWS}
 """Phases that need less with smaller micro-batches."""
 OWNERS = {"generate": "sampling", "logprob": "log-probs", "sync": "the weight sync", "update": "the update"}
 """The phases of a rank's spans."""

@@ -125,6 +125,18 @@ def attach(model: Any, names: Sequence[str], lora: LoraConfig, seed: int) -> lis
     return [_in_type_of(model, adapter) for adapter in found]
 
 
+def share_frozen(model: Any, base: Any) -> None:
+    """Give a model the frozen parameters of another one with the same body and adapters, in place of its own.
+
+    Both compute with them from then on, each with the adapters of its own.
+    """
+    others = dict(base.named_parameters())
+    for name, parameter in list(model.named_parameters()):
+        if not parameter.requires_grad:
+            module, _, own = name.rpartition(".")
+            setattr(model.get_submodule(module), own, others[name])
+
+
 def _in_type_of(model: Any, adapter: Adapter) -> Adapter:
     """The adapter as it computes in the model's element type."""
     if model.dtype.itemsize >= torch.float32.itemsize:

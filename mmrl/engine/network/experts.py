@@ -103,20 +103,27 @@ def rerouted(routers: Sequence[Router], predicting_T: torch.Tensor) -> tuple[tor
 
 
 def with_routing(
-    partial: PartialLoss, routers: Sequence[Router], inputs: PackedInputs, masks: Sequence[BoolArray], balance: float
+    partial: PartialLoss,
+    routers: Sequence[Router],
+    inputs: PackedInputs,
+    masks: Sequence[BoolArray],
+    balance: float,
+    total: str = "loss/total",
 ) -> PartialLoss:
     """A micro-batch's loss with its part of the routers' loss, and the share of its tokens with other experts.
 
     Args:
         masks: The tokens in the loss, of each sample.
         balance: The factor of a sample's ``imbalances`` in the loss; 0 for none.
+        total: The name of the whole loss among the sums.
     """
     loss, sums = partial.loss, dict(partial.sums)
     if balance:
         imbalance = balance * imbalances(routers)[: len(masks)].sum()
         loss = loss + imbalance.to(loss)
-        sums["loss/router_aux"] = float(imbalance.detach())
-        sums["loss/total"] += sums["loss/router_aux"]
+        own = float(imbalance.detach())
+        sums[f"{total.removesuffix('/total')}/router_aux"] = own
+        sums[total] += own
     if inputs.routing.recorded_SLK is not None:
         mask_T = torch.from_numpy(np.concatenate(masks)).to(inputs.predicting_T.device)
         tokens_T, layers_T = rerouted(routers, inputs.predicting_T[: len(mask_T)])

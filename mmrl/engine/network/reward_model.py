@@ -1,4 +1,4 @@
-"""A reward model: a policy's body with a score in place of its head, read after the last token of a conversation."""
+"""Models with a score in place of a policy's head: reward models and critics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from mmrl.engine.network.family import SCORE_WEIGHT
 from mmrl.engine.network.folder import INDEX, ModelFolder
@@ -45,10 +44,25 @@ class RewardModel(Policy):
         return ScoreHead(self.model.score)
 
 
+class Critic(RewardModel):
+    """A reward model that is asked for the value of each state of a completion."""
+
+    def forward(self, inputs: PackedInputs | UniqueImages) -> Any:
+        """(T,) float32 values of the states that the row's completion tokens were chosen in.
+
+        Rows that keep last tokens have (N,) values after these instead, as a reward model's; images alone have their
+        features.
+        """
+        if isinstance(inputs, UniqueImages) or inputs.last_N is not None:
+            return super().forward(inputs)
+        return self.head(rows_at(self._hidden_states(inputs), inputs.predicting_T))
+
+
 class ScoreHead(torch.nn.Module):
     """A score's weight, as a module of its own for the reason of ``policy.Head``: every rank calls it once a row.
 
-    The weight has the model's element type. The product is in float32.
+    The weight has the model's element type. The product is in float32, and no call of a BLAS: for a matrix of one row
+    the last bit of that depends on the place of the weight in memory, which a resumed run does not repeat.
     """
 
     def __init__(self, linear: torch.nn.Linear) -> None:
@@ -57,20 +71,20 @@ class ScoreHead(torch.nn.Module):
 
     def forward(self, hidden_NH: torch.Tensor) -> torch.Tensor:
         """(N,) float32 scores."""
-        return F.linear(hidden_NH.float(), self.weight.float())[:, 0]
+        return (hidden_NH.float() * self.weight.float()).sum(-1)
 
 
 class RewardLoading(Loading):
     """Reads reward models with their own score, also one that lies beside a policy, and others with a new one.
 
     Args:
-        seed: Draws a new score.
+        seed: Draws a new score; None for one of zeros.
         begins: False to refuse folders without a score.
     """
 
     made = RewardModel
 
-    def __init__(self, seed: int = 0, *, begins: bool = True) -> None:
+    def __init__(self, seed: int | None = 0, *, begins: bool = True) -> None:
         self._seed, self._begins = seed, begins
 
     def read(self, folder: ModelFolder, options: dict[str, Any]) -> Any:
@@ -104,6 +118,12 @@ class RewardLoading(Loading):
         return found
 
 
+class CriticLoading(RewardLoading):
+    """Reads critics, which are reward models in their files."""
+
+    made = Critic
+
+
 def is_reward_model(folder: Path) -> bool:
     """True if a folder holds a model with a score, by its config.json, by that of its adapter, or in a file beside it.
 
@@ -122,7 +142,7 @@ def _names_score(folder: Path) -> bool:
     return False
 
 
-def with_score(model: Any, seed: int) -> Any:
+def with_score(model: Any, seed: int | None) -> Any:
     """The model with a score in place of its head, drawn from a normal distribution of deviation ``1 / sqrt(H)``.
 
     A body ends in a norm, so scores begin at a size of one. From a score of zero the body would have no gradient in the
@@ -130,6 +150,7 @@ def with_score(model: Any, seed: int) -> Any:
 
     Args:
         model: One that generates text; its body becomes the result's.
+        seed: None for a score of zeros, so that a critic begins by predicting nothing.
     """
     model.config.num_labels = 1
     kind = sequence_classification_class(model.config)
@@ -138,19 +159,28 @@ def with_score(model: Any, seed: int) -> Any:
     setattr(found, found.base_model_prefix, model.base_model)
     width = found.score.weight.shape[1]
     found.score = torch.nn.Linear(width, 1, bias=False, dtype=model.dtype)
-    drawn = torch.randn(1, width, generator=torch.Generator().manual_seed(seed))
-    found.score.weight.data.copy_(drawn / math.sqrt(width))
+    drawn = torch.zeros(1, width)
+    if seed is not None:
+        drawn = torch.randn(1, width, generator=torch.Generator().manual_seed(seed)) / math.sqrt(width)
+    found.score.weight.data.copy_(drawn)
     return found.eval()
 
 
-def read_reward_model(folder: ModelFolder, options: Mapping[str, Any]) -> Any:
-    """A reward model with its own score.
+def check_score(folder: ModelFolder) -> None:
+    """See that the score of a folder that holds a model with one fits the model; reads no other weight.
 
     Raises:
-        ConfigError: It has several labels, or its files lack weights or have others.
+        ConfigError: It does not, or the model has several labels.
     """
     path, where = Path(folder.path), f"{folder.key}.path: {folder.name}"
-    config = _config(folder)
+    if (beside := _score_file(path)) is not None:
+        _check_width(_score_in(beside), int(folder.config.get_text_config().hidden_size), where)
+    elif _names_score(path):
+        _check_own_score(_config(folder), path, where)
+
+
+def _check_own_score(config: Any, path: Path, where: str) -> None:
+    """As ``check_score``, of a reward model's own."""
     if config.num_labels != 1:
         raise ConfigError(
             f"the model tells {config.num_labels} labels apart",
@@ -166,6 +196,16 @@ def read_reward_model(folder: ModelFolder, options: Mapping[str, Any]) -> Any:
             where=where,
             remedy="fetch the files again, or name the model that generates text to begin a new head",
         )
+
+
+def read_reward_model(folder: ModelFolder, options: Mapping[str, Any]) -> Any:
+    """A reward model with its own score.
+
+    Raises:
+        ConfigError: It has several labels, or its files lack weights or have others.
+    """
+    where, config = f"{folder.key}.path: {folder.name}", _config(folder)
+    _check_own_score(config, Path(folder.path), where)
     kind = sequence_classification_class(config)
     model, found = kind.from_pretrained(folder.path, use_safetensors=True, output_loading_info=True, **options)
     if absent := sorted(found["missing_keys"]):
@@ -223,13 +263,18 @@ def _score_in(file: Path) -> torch.Tensor:
 
 def _put(score: torch.Tensor, model: Any, where: str) -> None:
     """Give a model the weight of its score."""
-    if score.shape != model.score.weight.shape:
+    _check_width(score, model.score.weight.shape[1], where)
+    model.score.weight.data.copy_(score)
+
+
+def _check_width(score: torch.Tensor, width: int, where: str) -> None:
+    """See that a score is (1, width)."""
+    if score.shape != (1, width):
         raise ConfigError(
-            f"the score has {'x'.join(map(str, score.shape))} weights, and the model 1 x {model.score.weight.shape[1]}",
+            f"the score has {'x'.join(map(str, score.shape))} weights, and the model 1 x {width}",
             where=where,
             remedy="put the file of the score beside the model that it belongs to",
         )
-    model.score.weight.data.copy_(score)
 
 
 def _config(folder: ModelFolder) -> Any:

@@ -1,7 +1,7 @@
-"""A teacher's folder: whether the policy's token ids and images mean the same to it.
+"""Folders of teachers and critics: whether the policy's token ids and images mean the same to them.
 
-A teacher is asked for the log-probs of completions that the policy wrote, as token ids. So it must read each id as the
-policy writes it, and have as many tokens of an image.
+A teacher is asked for the log-probs of completions that the policy wrote, as token ids, and a critic for the values of
+their states. So each must read an id as the policy writes it, and have as many tokens of an image.
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
+from mmrl.config.critic import CriticConfig
 from mmrl.config.reference import Teacher
 from mmrl.engine.network.folder import ModelFolder
+from mmrl.engine.network.reward_model import check_score
 from mmrl.errors import ConfigError, DataError
 
 SIZES = ((64, 48), (1200, 900))
 """Two images, in pixels, of which a teacher must have as many tokens as the policy; also of the smallest there is."""
+Noun = Literal["teacher", "critic"]
 
 
 def open_teacher(
@@ -32,33 +35,51 @@ def open_teacher(
         ConfigError: It cannot be opened, is quantised, or does not agree with the policy.
         HubError: The hub does not give it.
     """
-    folder = _opened(teacher, policy, with_weights)
-    for disagreement in disagreements(policy, folder, pixels):
+    folder = _opened(teacher.key, teacher.path, teacher.revision, policy, with_weights)
+    for disagreement in disagreements(policy, folder, pixels, "teacher"):
         raise disagreement
     return as_teacher(policy, folder)
 
 
-def reopened(path: str, policy: ModelFolder) -> ModelFolder:
-    """The folder of a teacher, known to agree with the policy, at its place on another machine."""
-    return as_teacher(policy, _opened(Teacher("reference", path, None), policy, with_weights=True))
+def open_critic(
+    critic: CriticConfig, policy: ModelFolder, pixels: tuple[int, int], *, with_weights: bool = True
+) -> ModelFolder | None:
+    """As ``open_teacher``, of a critic that begins from another folder than the policy's; None if it does not.
+
+    Raises:
+        ConfigError: As there; or its files have a head that does not fit.
+    """
+    if critic.path is None:
+        return None
+    folder = _opened("critic", critic.path, critic.revision, policy, with_weights)
+    for disagreement in disagreements(policy, folder, pixels, "critic"):
+        raise disagreement
+    if with_weights and folder.commit is None:  # a model on the hub is looked at where its files are
+        check_score(folder)
+    return as_teacher(policy, folder)
 
 
-def _opened(teacher: Teacher, policy: ModelFolder, with_weights: bool) -> ModelFolder:
-    """The folder, whose template no text is made with: a teacher without one may have the run's."""
+def reopened(path: str, policy: ModelFolder, key: str = "reference") -> ModelFolder:
+    """The folder of a teacher or critic, known to agree with the policy, at its place on another machine."""
+    return as_teacher(policy, _opened(key, path, None, policy, with_weights=True))
+
+
+def _opened(key: str, path: str, revision: str | None, policy: ModelFolder, with_weights: bool) -> ModelFolder:
+    """The folder, whose template no text is made with: one without a template may have the run's."""
     return ModelFolder.open(
-        teacher.path,
-        teacher.revision,
+        path,
+        revision,
         trust_remote_code=policy.trust_remote_code,
         with_weights=with_weights,
         template=replace(policy.template, options={}),
-        key=teacher.key,
+        key=key,
     )
 
 
 def as_teacher(policy: ModelFolder, folder: ModelFolder) -> ModelFolder:
     """The folder with the policy's token ids: a softmax is over those that the policy may sample, and no others.
 
-    The teacher may have another number of rows in its embedding.
+    A teacher or critic may have another number of rows in its embedding.
     """
     own, size = policy.vocabulary, int(folder.config.get_text_config().vocab_size)
     banned = set(range(size)) - sampled_ids(policy)
@@ -70,49 +91,59 @@ def sampled_ids(policy: ModelFolder) -> set[int]:
     return set(range(policy.vocabulary.size)) - set(policy.vocabulary.banned)
 
 
-def disagreements(policy: ModelFolder, teacher: ModelFolder, pixels: tuple[int, int]) -> Iterator[ConfigError]:
-    """Errors of a teacher that cannot read what the policy reads and writes, the most telling first.
+def disagreements(
+    policy: ModelFolder, folder: ModelFolder, pixels: tuple[int, int], noun: Noun
+) -> Iterator[ConfigError]:
+    """Errors of a teacher or critic that cannot read what the policy reads and writes, the most telling first.
 
     Args:
         pixels: Fewest and most pixels of an image.
     """
-    where = f"{teacher.key}.path: {teacher.name}"
-    own, other = policy.family, teacher.family
-    if (method := teacher.quantized_by) is not None:
+    where = f"{folder.key}.path: {folder.name}"
+    own, other = policy.family, folder.family
+    if (method := folder.quantized_by) is not None:
         yield ConfigError(
-            f"the teacher's weights are stored quantised ({method}), and the learner does not unpack such weights",
+            f"the {noun}'s weights are stored quantised ({method}), and the learner does not unpack such weights",
             where=where,
             possible="a model with weights in bfloat16, float16 or float32",
             remedy="name the model that it was quantised from",
         )
     if other.model_type != own.model_type and other.vision:
+        text = ", or a text model for rows without images" if noun == "teacher" else ""
         yield ConfigError(
-            f"the teacher is of type {other.model_type}, and the policy of type {own.model_type}: they read images in "
+            f"the {noun} is of type {other.model_type}, and the policy of type {own.model_type}: they read images in "
             "other ways",
             where=where,
-            possible=f"models of type {own.model_type}, or a text model for rows without images",
-            remedy="choose a teacher of the policy's family",
+            possible=f"models of type {own.model_type}{text}",
+            remedy=f"choose a {noun} of the policy's family",
         )
-    yield from _of_ids(policy, teacher, where)
+    if noun == "critic" and own.vision and not other.vision:
+        yield ConfigError(
+            f"the critic reads text alone ({other.model_type}), and the policy reads images",
+            where=where,
+            possible=f"models of type {own.model_type}",
+            remedy="choose a critic of the policy's family, or remove critic.path",
+        )
+    yield from _of_ids(policy, folder, where, noun)
     if own.vision and other.vision:
-        yield from _of_images(policy, teacher, where, pixels)
+        yield from _of_images(policy, folder, where, pixels, noun)
 
 
-def _of_ids(policy: ModelFolder, teacher: ModelFolder, where: str) -> Iterator[ConfigError]:
-    """An error that names the first token id which means another text to the teacher."""
-    size = int(teacher.config.get_text_config().vocab_size)
-    read = policy.family.banned_tokens if teacher.family.vision else ()  # they stand in prompts, around an image
+def _of_ids(policy: ModelFolder, folder: ModelFolder, where: str, noun: Noun) -> Iterator[ConfigError]:
+    """An error that names the first token id which means another text to a teacher or critic."""
+    size = int(folder.config.get_text_config().vocab_size)
+    read = policy.family.banned_tokens if folder.family.vision else ()  # they stand in prompts, around an image
     known = policy.tokenizer.get_vocab()
     ids = sorted(sampled_ids(policy) | {known[token] for token in read if token in known})
-    pairs = zip(_tokens(policy.tokenizer, ids), _tokens(teacher.tokenizer, ids), strict=True)
+    pairs = zip(_tokens(policy.tokenizer, ids), _tokens(folder.tokenizer, ids), strict=True)
     for number, (mine, its) in zip(ids, pairs, strict=True):
         if mine != its or number >= size:
             meant = "no token" if its is None or number >= size else repr(its)
             yield ConfigError(
-                f"token id {number} is {mine!r} to the policy, and {meant} to the teacher",
+                f"token id {number} is {mine!r} to the policy, and {meant} to the {noun}",
                 where=where,
-                possible="a teacher whose tokenizer has the same id for each token that the policy reads or writes",
-                remedy="choose a teacher of the policy's model series; other sizes of one series share their tokenizer",
+                possible=f"a {noun} whose tokenizer has the same id for each token that the policy reads or writes",
+                remedy=f"choose a {noun} of the policy's model series; other sizes of one series share their tokenizer",
             )
 
 
@@ -122,24 +153,26 @@ def _tokens(tokenizer: Any, ids: list[int]) -> list[str | None]:
     return [known.get(number) for number in ids]
 
 
-def _of_images(policy: ModelFolder, teacher: ModelFolder, where: str, pixels: tuple[int, int]) -> Iterator[ConfigError]:
+def _of_images(
+    policy: ModelFolder, folder: ModelFolder, where: str, pixels: tuple[int, int], noun: Noun
+) -> Iterator[ConfigError]:
     """Errors about images: the token ids that stand for one, in two sizes."""
-    own, other = (folder.image_sizes(*pixels) for folder in (policy, teacher))
+    own, other = (each.image_sizes(*pixels) for each in (policy, folder))
     sizes = [(0, 0)]
     with suppress(DataError):  # the limits leave room for some shapes alone
         sizes += [own.size(*given) for given in SIZES]
     for size in sizes:
-        mine, its = policy.images.expansion(*size), teacher.images.expansion(*size)
+        mine, its = policy.images.expansion(*size), folder.images.expansion(*size)
         if mine == its and (size == (0, 0) or other.size(*size) == size):
             continue
         what = f"an image of {size[0]}x{size[1]} pixels"
         if len(mine) != len(its):
-            what = f"{what} is {len(mine)} tokens to the policy, and {len(its)} to the teacher"
+            what = f"{what} is {len(mine)} tokens to the policy, and {len(its)} to the {noun}"
         else:
-            what = f"{what} is not the same to the teacher as to the policy"
+            what = f"{what} is not the same to the {noun} as to the policy"
         yield ConfigError(
             what,
             where=where,
-            possible="a teacher with the same sizes of patches, of tiles and of the square that becomes a token",
-            remedy="choose a teacher of the policy's model series",
+            possible=f"a {noun} with the same sizes of patches, of tiles and of the square that becomes a token",
+            remedy=f"choose a {noun} of the policy's model series",
         )

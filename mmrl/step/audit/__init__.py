@@ -5,6 +5,7 @@
 - ``probed.py``: ``probed`` samples from the prompts and scores them in several ways; ``Probed`` has the numbers.
 - ``second_turn.py``: ``second_turns``, what is sampled after an answer, in a run with an environment.
 - ``scores.py``: the same of a reward model, which samples nothing: ``scores_of`` and ``score_rows``.
+- ``values.py``: the same of a critic, for the samples of a ``Probed``: ``value_rows``.
 - ``agreement.py`` and ``sight.py``: rows from a ``Probed``; ``tokens.py``: rows of its prompts beside the template's.
 - ``start_audit.py``: ``cheap_rows``, the rows that ``mmrl train`` asks for, and ``audit``, which acts on them.
 

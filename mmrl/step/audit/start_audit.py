@@ -15,6 +15,7 @@ from mmrl.step.audit.probed import probed
 from mmrl.step.audit.scores import score_rows, scores_of
 from mmrl.step.audit.sight import CURE, SIGHT, sight_rows
 from mmrl.step.audit.tokens import token_rows
+from mmrl.step.audit.values import value_rows
 
 SHOWN = 4
 """Bad rows that an error names."""
@@ -41,6 +42,7 @@ def cheap_rows(
         yield left_out_row(found.left_out)
     if found.samples:
         yield from agreement_rows(found)
+        yield from value_rows(found)
         yield from sight_rows(found)
         yield from token_rows(found, encoder, config)
 
