@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import reduce
 
 from mmrl.config.sections import Config
 from mmrl.engine import device
-from mmrl.engine.learner.counting import training_of
 from mmrl.engine.learner.learner_settings import deepspeed_settings
 from mmrl.engine.machine.host_memory import HostMemory
 from mmrl.engine.network.folder import ModelFolder
@@ -18,6 +17,7 @@ from mmrl.engine.network.sizes import largest_adapted, quantized_sizes, weight_b
 from mmrl.engine.network.weights import shards
 from mmrl.engine.sampler.sampler_memory import SamplerMemory, sampler_memory
 from mmrl.engine.sampler.sleep_backend import discards_weights
+from mmrl.engine.trained_sizes import Sizes, TrainedSize, trained_sizes
 from mmrl.interfaces import Algorithm
 from mmrl.ops.cost import ModelShape, Work
 from mmrl.ops.memory import (
@@ -32,7 +32,7 @@ from mmrl.ops.memory import (
     states,
 )
 from mmrl.ops.pinned import locked_bytes
-from mmrl.token_columns import REFERENCE, REWARD
+from mmrl.token_columns import REFERENCE
 
 PHASES = {
     "sample": "sampling",
@@ -75,13 +75,12 @@ class PlannedModel:
     """A model, an algorithm and a device, as a plan of memory needs them.
 
     Args:
-        sizes: Trained and frozen parameters of each part.
+        sizes: Trained and frozen parameters of each part of the policy, or of the reward model that is trained.
         teachers: The folders of the teachers, if the reference is not the initial policy.
+        critic: The critic's folder, if it does not begin as the policy.
 
     Attributes:
-        trained: Parameters with a gradient.
-        frozen: Parameters without one.
-        quantized: Frozen parameters that are kept in 4 bits.
+        networks: Those that are trained, the policy or a reward model first.
         width: Bytes of a weight.
     """
 
@@ -89,32 +88,35 @@ class PlannedModel:
         self,
         config: Config,
         folder: ModelFolder,
-        sizes: Mapping[str, tuple[int, int]],
+        sizes: Sizes,
         algorithm: Algorithm,
         kind: device.DeviceKind,
         teachers: Sequence[ModelFolder] = (),
+        critic: ModelFolder | None = None,
     ) -> None:
-        self.shape, self.kind, self._folder = model_shape(folder.config), kind, folder
-        self.trained = sum(trained for trained, _ in sizes.values())
-        self.frozen = sum(frozen for _, frozen in sizes.values())
-        lora = config.model.lora
-        self.quantized, unpacked = quantized_sizes(folder) if config.model.quantize else (0, 0)
-        self._made = unpacked, 0 if lora is None else largest_adapted(folder, lora)
-        self.training = training_of({part: n for part, (n, _) in sizes.items()}, adapted=lora is not None)
+        self.kind, self._folder = kind, folder
         self.precision = device.precision(kind, config.model.dtype)
         self.width = 2 if self.precision == "bfloat16" else 4
+        self.networks = trained_sizes(config, folder, sizes, algorithm, self.width, critic)
+        lora = config.model.lora
+        unpacked = quantized_sizes(folder)[1] if config.model.quantize else 0
+        self._made = unpacked, 0 if lora is None else largest_adapted(folder, lora)
         self.vocabulary = folder.vocabulary.size
         self.frozen_models: list[FrozenModelSize] = []
-        self._scores = algorithm.network == REWARD
         if REFERENCE in algorithm.needs().roles and (teachers or lora is None):
             others = teachers or [folder]
             self.frozen_models = [FrozenModelSize.of(each, self.width, is_initial=each is folder) for each in others]
         self._samplers: dict[tuple[int, int, int], SamplerMemory] = {}
 
     @property
-    def largest(self) -> int:
-        """Parameters of the largest weight."""
-        return self.shape.largest_weight
+    def first(self) -> TrainedSize:
+        """The policy, or a reward model that is trained alone."""
+        return self.networks[0]
+
+    @property
+    def shape(self) -> ModelShape:
+        """The first network's."""
+        return self.first.shape
 
     def sampler(self, config: Config) -> SamplerMemory:
         """vLLM's memory on a rank, of whose config only the numbers of ranks and of those that share may differ."""
@@ -123,11 +125,6 @@ class PlannedModel:
         if key not in self._samplers:
             self._samplers[key] = sampler_memory(config, self._folder, self.width)
         return self._samplers[key]
-
-    @cached_property
-    def _weight_bytes(self) -> list[int]:
-        """Bytes of each of the learner's weights."""
-        return weight_bytes(self._folder, self.width, quantize=self.quantized > 0, scores=self._scores)
 
     def host(self, config: Config, *, samples: bool) -> HostMemory:
         """One rank's tensors in its machine's memory.
@@ -169,38 +166,46 @@ class PlannedModel:
         }
 
     def states(self, config: Config) -> States:
-        """States of one rank."""
-        learner = config.learner
-        settings = deepspeed_settings(learner, self.precision, self.kind)
-        held = states(
-            self.trained,
-            self.frozen,
-            width=self.width,
-            zero=Zero.of(settings, config.cluster.ranks),
-            largest=self.largest,
-            reference=device.reference_place(self.kind, learner.zero_stage) if self.frozen_models else None,
-            references=[other.size for other in self.frozen_models] or None,
-            quantized=self.quantized,
-            weight_bytes=self._weight_bytes if learner.offload != "none" else (),
-        )
-        copies = 0 if config.reference.reset_every is None or self.frozen_models else self.trained * self.width
+        """States of one rank: of all networks together, which are trained in turns."""
+        held = reduce(States.beside, (self.states_of(network, config) for network in self.networks))
+        copies = 0 if config.reference.reset_every is None or self.frozen_models else self.first.trained * self.width
         return replace(held, reference=held.reference + copies)  # a policy's adapters are copied whole on each rank
 
-    def _logits(self, row: Work) -> int:
-        if self._scores:
+    def states_of(self, network: TrainedSize, config: Config) -> States:
+        """States that one network adds; the frozen models are beside the first one."""
+        learner, references = config.learner, self.frozen_models if network is self.first else []
+        settings = deepspeed_settings(learner, self.precision, self.kind)
+        alone = network.on_base(config)
+        return states(
+            network.trained,
+            0 if alone else network.frozen,
+            width=self.width,
+            zero=Zero.of(settings, config.cluster.ranks),
+            largest=network.shape.largest_weight,
+            reference=device.reference_place(self.kind, learner.zero_stage) if references else None,
+            references=[other.size for other in references] or None,
+            quantized=0 if alone else network.quantized,
+            weight_bytes=() if alone or learner.offload == "none" else network.weight_bytes,
+        )
+
+    def _logits(self, row: Work, *, scores: bool) -> int:
+        if scores:
             return 0
         logits = 4 * min(device.LOGITS_CHUNK_BYTES[self.kind] // 4, row.predicted * self.vocabulary)
         return logits * (1 if self.width == 4 else 2)
 
     def activations(self, row: Work, *, checkpointing: bool) -> int:
-        """Activations of one micro-batch."""
-        return activations(
-            self.shape,
-            row,
-            width=self.width,
-            checkpointing=checkpointing,
-            tower_trained=self.training.reaches("vision"),
-            logits_bytes=self._logits(row),
+        """Activations of one micro-batch, of the network that has most of them."""
+        return max(
+            activations(
+                each.shape,
+                row,
+                width=self.width,
+                checkpointing=checkpointing,
+                tower_trained=each.training.reaches("vision"),
+                logits_bytes=self._logits(row, scores=each.scores),
+            )
+            for each in self.networks
         )
 
     def _layer_weights(self) -> int:
@@ -215,8 +220,13 @@ class PlannedModel:
         return max((self._feature_bytes(other.shape, config, rows) for other in teachers), default=0)
 
     def _image_features(self, config: Config, rows: Sequence[Work]) -> int:
-        """Bytes of image features, kept for a step if the tower is not trained; see ``device.IMAGE_FEATURE_BYTES``."""
-        return 0 if self.training.reaches("projector") else self._feature_bytes(self.shape, config, rows)
+        """Bytes of image features, kept for a step by networks whose tower is not trained.
+
+        Towers that are equal and frozen share them. See ``device.IMAGE_FEATURE_BYTES``.
+        """
+        own = [each for each in self.networks if not each.training.reaches("projector")]
+        different = {id(each) if each.is_own else 0: each for each in own}
+        return sum(self._feature_bytes(each.shape, config, rows) for each in different.values())
 
     def _feature_bytes(self, shape: ModelShape, config: Config, rows: Sequence[Work]) -> int:
         """Bytes of the features that a model's tower makes of the images of a step."""
@@ -244,11 +254,12 @@ class PlannedModel:
             samples: True if vLLM takes turns with the learner.
         """
         checkpointing = config.model.gradient_checkpointing
-        shapes = {id(shape): shape for shape in (self.shape, *(other.shape for other in self.frozen_models))}
+        heads = [(each.shape, each.scores) for each in self.networks]
+        heads += [(other.shape, self.first.scores) for other in self.frozen_models]
         forward = [
-            forward_activations(shape, row, width=self.width, logits_bytes=self._logits(row))
+            forward_activations(shape, row, width=self.width, logits_bytes=self._logits(row, scores=scores))
             for row in rows
-            for shape in shapes.values()
+            for shape, scores in heads
         ]
         return Footprint(
             self.states(config),

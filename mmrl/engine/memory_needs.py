@@ -42,7 +42,7 @@ def _planned_model(spec: EngineSpec, kind: DeviceKind) -> PlannedModel:
     assert spec.algorithm is not None  # a learner is what takes memory
     scores = spec.algorithm.network == REWARD
     sizes = part_sizes(folder, config.model.freeze, config.model.lora, scores=scores)
-    return PlannedModel(config, folder, sizes, spec.algorithm, kind, spec.teachers)
+    return PlannedModel(config, folder, sizes, spec.algorithm, kind, spec.teachers, spec.critic)
 
 
 def _shares_with_vllm(spec: EngineSpec) -> bool:

@@ -12,7 +12,7 @@ and nothing before the first trained part. Operations that gradient checkpointin
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from mmrl.ops.layer_shapes import LinearAttentionShape, MixtureShape, UnevenLayers
@@ -56,6 +56,10 @@ class Work:
             self.class_tokens + other.class_tokens,
             self.local_pairs + other.local_pairs,
         )
+
+    def without_head(self) -> Work:
+        """The same in a network with a score in place of its head: the score's product is nothing."""
+        return replace(self, predicted=0)
 
 
 NOTHING = Work()

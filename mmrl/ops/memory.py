@@ -112,6 +112,22 @@ class States:
             found |= {"gradients": self.gradients, "buckets": self.buckets}
         return {name: count for name, count in found.items() if count}
 
+    def beside(self, other: States) -> States:
+        """The states of two networks that are trained in turns, as a critic's beside its policy's.
+
+        Weights, float32 copies, averages and frozen models stay. What comes back in an optimizer step is there for one
+        of them at a time; gradients and buckets that stay between steps are there for both.
+        """
+        both = {name: getattr(self, name) + getattr(other, name) for name in _STAYING}
+        kept = ("gradients", "buckets") if self.keeps_gradients else ()
+        both |= {name: getattr(self, name) + getattr(other, name) for name in kept}
+        turns = {"gradients", "buckets", "reduced", "reference_used", "gathered", "step"} - set(kept)
+        return replace(self, **both, **{name: max(getattr(self, name), getattr(other, name)) for name in turns})
+
+
+_STAYING = ("weights", "master", "optimizer", "reference", "host", "locked")
+"""Kinds of bytes that stay whichever network computes."""
+
 
 @dataclass(frozen=True, slots=True)
 class FrozenSize:

@@ -184,7 +184,7 @@ def disk(
     """Room on the disk.
 
     Args:
-        num_weights: Parameters of the model; None if unknown.
+        num_weights: Parameters of the networks that are trained; None if unknown.
         lengths: Tokens of the training prompts.
         image_bytes: Bytes of all stored images of prompts.
         observed_bytes: Bytes of an image of an observation; each turn is counted with one, up to the limit.

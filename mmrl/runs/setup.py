@@ -348,8 +348,17 @@ class RunSetup:
         model = self.config.model
         return part_sizes(self.folder, model.freeze, model.lora, scores=self.algorithm.network == "reward")
 
+    def num_saved(self) -> int | None:
+        """Parameters that a checkpoint holds of all networks that are trained; None if they are not known."""
+        count = self.num_weights()
+        if count is None or not self.algorithm.needs().values:
+            return count
+        from mmrl.engine.trained_sizes import saved_of_critic
+
+        return count + saved_of_critic(self.config, self.critic or self.folder)
+
     def num_weights(self) -> int | None:
-        """Parameters that a checkpoint holds, from the files' headers; None if they are not here."""
+        """Parameters that a checkpoint holds of the policy, from the files' headers; None if they are not here."""
         if self.num_adapter_weights is not None:
             return self.num_adapter_weights
         from safetensors import safe_open

@@ -136,6 +136,38 @@ def test_a_layer_makes_its_weight_out_of_4_bits_and_in_bfloat16_with_its_adapter
 
 
 @pytest.mark.parametrize(
+    ("width", "zero", "expected"),
+    [
+        # Of 8 and 6 million bytes of weights both stay, as do 4 and 2 million times 12 bytes of float32 copies and
+        # averages; gradients of the policy and of the critic are never there together, nor what a step takes.
+        (2, Zero(0, 1), {"weights": 14, "master": 24, "optimizer": 48, "gradients": 8, "step": 16}),
+        (2, Zero(1, 2, reduce_bucket=M), {"weights": 14, "master": 12, "optimizer": 24, "gradients": 8, "buckets": 2,
+                                          "reduced": 2, "step": 8}),
+        # Gradients and both reduce buckets stay at stage 3; what is gathered is one network's: 8 of the policy's.
+        (2, Zero(3, 2, reduce_bucket=M), {"weights": 7, "master": 12, "optimizer": 24, "gradients": 12, "buckets": 4,
+                                          "reduced": 2, "gathered": 8, "step": 8}),
+        (4, Zero(3, 2, "optimizer", reduce_bucket=M), {"weights": 14, "buckets": 8, "reduced": 4, "gathered": 16,
+                                                       "host": 60}),
+    ],
+)  # fmt: skip
+def test_a_critic_of_two_trained_and_one_frozen_million_beside_a_policy_of_four_million(width, zero, expected):
+    policy, critic = states(4 * M, 0, width=width, zero=zero), states(2 * M, M, width=width, zero=zero)
+    both = policy.beside(critic)
+    assert held(both) == expected
+    assert both.locked == policy.locked + critic.locked and both.keeps_gradients == (zero.stage == 3)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_critics_adapters_on_the_policys_weights_add_no_weights_but_their_own(stage):
+    zero = Zero(stage, 2, reduce_bucket=M)
+    policy = states(M, 100 * M, width=2, zero=zero, reference="device", references=[FrozenSize(50 * M, M)])
+    both, share = policy.beside(states(M, 0, width=2, zero=zero)), M if not stage else M // 2
+    assert both.weights - policy.weights == 2 * M
+    assert both.master - policy.master == 4 * share and both.optimizer - policy.optimizer == 8 * share
+    assert both.reference == 100 * M and both.buckets == policy.buckets  # one bucket at a time
+
+
+@pytest.mark.parametrize(
     ("stage", "place", "offloads", "expected"),
     [
         (3, "sharded", "none", (M, 0, 0)),

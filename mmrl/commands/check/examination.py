@@ -400,7 +400,7 @@ class _Examination:
             self.report.warn(warning)
         room = disk(
             self.config,
-            self.setup.num_weights(),
+            self.setup.num_saved(),
             source.lengths,
             self._image_bytes(),
             evaluated=evaluated,

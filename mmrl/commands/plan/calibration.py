@@ -13,8 +13,8 @@ from mmrl.commands.alternating import alternating
 from mmrl.commands.plan.workload import Workload
 from mmrl.config.cluster import ClusterConfig
 from mmrl.config.sections import Config
+from mmrl.engine.trained_sizes import TrainedSize, update_flops
 from mmrl.engine_api import Engine, SamplingRequest
-from mmrl.ops.cost import ModelShape, Training
 from mmrl.rollout.batch import rollouts_of
 from mmrl.runs.setup import RunSetup
 from mmrl.step.learn import LearnSettings, finished, learn
@@ -108,6 +108,7 @@ class _Step:
 
 def _step(config: Config, setup: RunSetup, engine: Engine, prompts: Sequence[EncodedPrompt]) -> _Step:
     clock = Clock()
+    step = 1 + (0 if config.critic is None else config.critic.pretrain_steps)  # of those in which the policy learns
     if setup.step_source.samples:
         with ExitStack() as stack:
             with clock.phase("sync"):
@@ -121,7 +122,7 @@ def _step(config: Config, setup: RunSetup, engine: Engine, prompts: Sequence[Enc
         needs = setup.algorithm.needs()
         scored = [setup.step_source.group(prompt, needs, setup.encoder) for prompt in prompts]
     with engine.learning() as learner:
-        learning = learn(scored, setup.algorithm, learner, LearnSettings.of(config, setup.penalties, 1))
+        learning = learn(scored, setup.algorithm, learner, LearnSettings.of(config, setup.penalties, step))
         finished(learning, clock=clock)
     lengths = [len(rollout.token_ids) for rollout in rollouts_of(scored)]
     return _Step(clock.metrics(sum(lengths), 1.0), float(np.mean(lengths)))
@@ -151,13 +152,14 @@ def _fit(small: _Step, large: _Step, prompts: int, updates: int) -> Measured:
     )
 
 
-def estimate(config: Config, shape: ModelShape, training: Training, work: Workload, found: Measured) -> Seconds:
+def estimate(config: Config, networks: Sequence[TrainedSize], work: Workload, found: Measured) -> Seconds:
     """Seconds of a whole step, on as many ranks as the config has.
 
     Args:
+        networks: Those that are trained, each on every row.
         work: Workload of a step with completions of the measured length.
     """
     share = config.trainer.prompts_per_step / (config.cluster.ranks * found.prompts)
-    slowest = max(sum(shape.update_flops(row, training) for row in rank) for rank in work.rows)
+    slowest = max(sum(update_flops(networks, row) for row in rank) for rank in work.rows)
     update = work.updates * (slowest / found.update_flops_per_s + found.optimizer_s)
     return Seconds(found.sync_s, found.generate_s * share, found.logprob_s * share, update)

@@ -12,6 +12,7 @@ import numpy as np
 
 from mmrl.commands.plan.episodes import limit_lines, limits, longest_episode, observed_grids
 from mmrl.commands.plan.evaluations import evaluation_time
+from mmrl.commands.plan.networks import model_of, second_network
 from mmrl.commands.plan.proposal import propose
 from mmrl.commands.plan.workload import Example, Grid, Workload, given_example, workload
 from mmrl.config.sections import Config
@@ -20,13 +21,12 @@ from mmrl.data.prompts import PromptSource
 from mmrl.engine import device
 from mmrl.engine.footprint import KINDS, PHASES, Footprint, PlannedModel, bound
 from mmrl.engine.learner.collation import shares_prefix
+from mmrl.engine.trained_sizes import update_flops
 from mmrl.errors import DataError, HubError, HubUnreachableError, ResourceError, plural
-from mmrl.ops.cost import Training
 from mmrl.runs.budget import gigabytes
 from mmrl.runs.run_warnings import config_warnings, model_warnings
 from mmrl.runs.setup import RunSetup
 from mmrl.system.report import Report
-from mmrl.system.table import table
 from mmrl.types import Prompt
 
 SAMPLED = 256
@@ -79,10 +79,12 @@ class _Forecast:
         if (error := self.setup.refusal_on(self.kind)) is not None:
             kind = "GPU" if self.kind == "cuda" else "CPU"
             self.report.warnings.append(f"{error.where}: {error.what}; such a run is refused on a {kind}")
-        self.model = PlannedModel(config, setup.folder, setup.part_sizes, setup.algorithm, self.kind, setup.teachers)
+        others = setup.teachers, setup.critic
+        self.model = PlannedModel(config, setup.folder, setup.part_sizes, setup.algorithm, self.kind, *others)
         self.shape = self.model.shape
         self._works: dict[int, Workload] = {}
-        self._model()
+        kind = "GPU" if self.kind == "cuda" else "CPU"
+        self.report.add("model", *model_of(setup, self.model, kind))
         self._data()
         self._step()
         self._learner()
@@ -93,10 +95,6 @@ class _Forecast:
             self._fit(memory)
         if assumptions.measure:
             self._time()
-
-    @property
-    def training(self) -> Training:
-        return self.model.training
 
     @cached_property
     def examples(self) -> list[Example]:
@@ -173,23 +171,6 @@ class _Forecast:
             self._works[budget] = self._workload(config, self.examples)
         return self._works[budget]
 
-    def _model(self) -> None:
-        parts = {
-            part: {"trained": trained, "frozen": frozen} for part, (trained, frozen) in self.setup.part_sizes.items()
-        }
-        sizes = self.setup.part_sizes.items()
-        lines = table(
-            [(part, f"{_millions(own)} trained, {_millions(frozen)} frozen") for part, (own, frozen) in sizes]
-        )
-        family, quantized = self.setup.folder.family.model_type, self.model.quantized
-        head = f"{family}, {_millions(self.model.trained + self.model.frozen)} parameters"
-        kind = "GPU" if self.kind == "cuda" else "CPU"
-        lines = [f"{head}, {self.model.precision} on a {kind}", *lines]
-        if quantized:
-            lines.append(f"{_millions(quantized)} of them in 4 bits in the learner ({self.config.model.quantize})")
-        data = {"type": family, "precision": self.model.precision, "parts": parts, "quantized": quantized}
-        self.report.add("model", data, lines)
-
     def _data(self) -> None:
         prompts = [example.prompt_tokens for example in self.examples]
         patches = [sum(t * h * w for t, h, w in example.grids) for example in self.examples]
@@ -218,7 +199,7 @@ class _Forecast:
         shown = [self.examples[number % len(self.examples)] for number in range(config.trainer.prompts_per_step)]
         unshared = sum(self.group_size * each.prompt_tokens + sum(self._lengths([each])) for each in shown)
         completion = self.examples[0].completion_tokens if self.samples else _spread(self._lengths())["mean"]
-        flops = work.updates * self.shape.update_flops(one, self.training)
+        flops = work.updates * update_flops(self.model.networks, one)
         data: dict[str, Any] = {
             "completions": config.trainer.prompts_per_step * self.group_size,
             "completion_tokens": completion,
@@ -236,6 +217,9 @@ class _Forecast:
             f"prompts, {one.tokens} as packed for each optimizer step",
             f"{work.updates} optimizer step(s) of {work.microbatches} micro-batch(es) a rank; {flops / 1e12:.4g} TFLOP",
         ]
+        for each in self.model.networks[1:]:
+            own = work.updates * each.update_flops(one)
+            lines[-1] += f", of them {own / 1e12:.4g} the {each.role}'s, which takes as many steps"
         if config.environment is not None and self.samples:
             episode = limits(config, config.environment, self._observed)
             data, lines = {**data, "episode": episode}, [*lines, *limit_lines(episode)]
@@ -277,6 +261,9 @@ class _Forecast:
             f"optimizer step {gigabytes(held.step)}",
         ]
         lines += [f"gathered weights at most {gigabytes(held.gathered)}"] if held.gathered else []
+        for each in self.model.networks[1:]:
+            data[each.role], told = second_network(self.model, each, self.config)
+            lines += told
         if others := self.model.frozen_models:
             name = "reference model" if others[0].is_initial else plural(len(others), "teacher")
             more = f", while it computes {gigabytes(held.reference_used)} more" if held.reference_used else ""
@@ -399,7 +386,7 @@ class _Forecast:
         examples, mean = self.examples, max(round(found.completion_tokens) + self._inserted, 1)
         if self.samples:
             examples = [replace(example, completion_tokens=mean) for example in examples]
-        seconds = estimate(self.config, self.shape, self.training, self._workload(self.config, examples), found)
+        seconds = estimate(self.config, self.model.networks, self._workload(self.config, examples), found)
         data = {"measured": asdict(found), **{f"{n}_s": v for n, v in asdict(seconds).items()}, "step_s": seconds.step}
         learning = f"log-probs {seconds.logprob:.3g}, update {seconds.update:.3g}"
         parts = f"generate {seconds.generate:.3g}, {learning}, weight sync {seconds.sync:.3g}"
@@ -414,10 +401,6 @@ class _Forecast:
         if self.config.environment is not None:
             lines.append("its completions had one turn; the environment, and what a turn waits for it, come on top")
         self.report.add("time", data | evaluation, lines)
-
-
-def _millions(count: int) -> str:
-    return f"{count / 1e9:.3g} G" if count >= 1e9 else f"{count / 1e6:.3g} M"
 
 
 def _plain(value: object) -> str:

@@ -34,14 +34,19 @@ class Allocated:
     """
 
     def __init__(self, learner: Any) -> None:
-        self._engine, self._policy = learner.trained.engine, learner.policy
-        self._frozen = [network for network in learner.networks.values() if network is not learner.trained]
+        self._trained = [learner.networks[role] for role in ("policy", "critic") if role in learner.networks]
+        self._frozen = [network for role, network in learner.networks.items() if role == "reference"]
         self.most, self.stepping = defaultdict[str, int](int), defaultdict[str, int](int)
         self.resident, self.unknown = dict[str, int](), 0
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
         """Every tensor that DeepSpeed holds, by kind; a storage is of the first kind that has it."""
-        optimizer, parameters = self._engine.optimizer, list(self._policy.parameters())
+        for network in self._trained:
+            yield from self._of_trained(network.engine.optimizer, list(network.policy.parameters()))
+        for network in self._frozen:
+            yield from (("reference", getattr(p, "ds_tensor", p.data)) for p in network.policy.parameters())
+
+    def _of_trained(self, optimizer: Any, parameters: list[Any]) -> Iterator[tuple[str, Any]]:
         yield from (("weights", getattr(p, "ds_tensor", p.data)) for p in parameters)
         yield from (("gathered", p.data) for p in parameters if hasattr(p, "ds_id"))
         base = getattr(optimizer, "optimizer", optimizer)
@@ -59,8 +64,6 @@ class Allocated:
         for name in ("averaged_gradients", "all_grad_tensors"):
             gradients += [each for group in getattr(optimizer, name, {}).values() for each in group or ()]
         yield from (("gradients", gradient) for gradient in gradients if gradient is not None)
-        for network in self._frozen:
-            yield from (("reference", getattr(p, "ds_tensor", p.data)) for p in network.policy.parameters())
 
     def look(self, into: dict[str, int]) -> dict[int, int]:
         """Add up what there is now; returns the storages that were met."""
@@ -80,7 +83,8 @@ class Allocated:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         with ExitStack() as stack:
-            for layer in (m for m in self._policy.modules() if type(m).__name__.endswith(("DecoderLayer", "Block"))):
+            modules = [module for network in self._trained for module in network.policy.modules()]
+            for layer in (m for m in modules if type(m).__name__.endswith(("DecoderLayer", "Block"))):
                 handles = [
                     layer.register_forward_hook(lambda *_: void(self.look(self.most))),
                     layer.register_full_backward_hook(lambda *_: void(self.look(self.most))),
@@ -127,25 +131,29 @@ def measure(folder: str, sections: dict[str, Any]) -> dict[str, Any]:
     from mmrl.ops.objective import training_rows
     from mmrl.types import Message, Prompt, Sample, Segment
     from mmrl_algorithms.grpo import GRPO
+    from mmrl_algorithms.ppo import PPO
 
     options = dict(sections)
-    kl, model = options.pop("kl", None), ModelFolder.open(folder)
+    kl, model, critic = options.pop("kl", None), ModelFolder.open(folder), options.pop("critic", False)
     named = [Teacher("reference", str(Path(folder).with_name("teacher")), None)] * options.pop("teacher", False)
     teachers = tuple(open_teacher(each, model, (3136, 50176)) for each in named)
     base = {"data": {"train": {"name": "table"}}, "algorithm": {"name": "grpo"}}
-    config = from_mapping(base | options | {"model": {"path": folder, **options.get("model", {})}})
+    config = from_mapping(
+        base | options | ({"critic": {}} if critic else {}) | {"model": {"path": folder, **options.get("model", {})}}
+    )
     media = MediaStore(Path(folder, f"media-{os.environ['RANK']}"), ImageGrid(28, 3136, 50176))
     prompt = Encoder(model, media).encode(Prompt("p", (Message("user", "what is 3+4?"),)))
     ids = np.arange(20, 52, dtype=np.int32)
     samples = [Sample(prompt, (Segment(ids, True, np.zeros(len(ids), np.float32)),)) for _ in range(4)]
     advantages = [np.full(len(ids), (-1.0) ** i) for i in range(4)]
     masks = [sample.mask for sample in samples]
-    rows = list(
-        training_rows(
-            samples, masks, {"advantages": advantages}, np.arange(4), Aggregation("token-mean"), range(4)
-        ).values()
-    )
-    algorithm = GRPO(GRPO.Config.model_validate({"kl": {"coef": 0.1}} if kl else {}))
+
+    def rows_of(**columns: Any) -> list[Any]:
+        return list(training_rows(samples, masks, columns, np.arange(4), Aggregation("token-mean"), range(4)).values())
+
+    rows, valued = rows_of(advantages=advantages), rows_of(values=advantages, returns=advantages)
+    of_kl = {"kl": {"coef": 0.1 if kl else 0.0}}
+    algorithm = (PPO if critic else GRPO)((PPO if critic else GRPO).Config.model_validate(of_kl))
     engine = RankEngine(EngineSpec(config, model, media, algorithm, 0, with_sampler=False, teachers=teachers), "cpu")
     with engine.learning() as learner:
         if kl:
@@ -154,19 +162,28 @@ def measure(folder: str, sections: dict[str, Any]) -> dict[str, Any]:
                 replace(row, columns={**row.columns, "reference_logprobs": v}, constants={"kl_coef": 0.1})
                 for row, v in known
             ]
-        learner.network("policy").update(rows)  # DeepSpeed makes the optimizer's state
+
+        _update(learner, critic=valued, policy=rows)  # DeepSpeed makes the optimizers' states
         found = Allocated(learner)
         with found.watching():
-            learner.network("policy").update(rows)
+            _update(learner, critic=valued, policy=rows)
     answer: dict[str, Any] = {name: dict(getattr(found, name)) for name in ("most", "stepping", "resident")}
     answer["settings"] = learner.settings
     own = learner.network("reference").policy.parameters() if teachers else ()
     answer["teacher"] = [getattr(p, "ds_numel", p.numel()) for p in own]
+    of_critic = [(p.requires_grad, getattr(p, "ds_numel", p.numel()), id(p)) for p in _parameters(learner, "critic")]
+    shared = {id(p) for p in learner.policy.parameters()}
+    answer["critic"] = [
+        sum(n for on, n, place in of_critic if on is kind and place not in shared) for kind in (True, False)
+    ]
     packed = {id(layer.weight): layer for layer in packed_layers(learner.policy)}
     quantized = sum(layer.in_features * layer.out_features for layer in packed.values())
     parameters = list(learner.policy.parameters())
     small = [p.element_size() * p.ds_numel for p in parameters if getattr(p, "ds_numel", 10**6) <= 10**5]
     whole = [(p.requires_grad, getattr(p, "ds_numel", p.numel())) for p in parameters if id(p) not in packed]
+    small += [
+        p.element_size() * p.ds_numel for p in _parameters(learner, "critic") if getattr(p, "ds_numel", 10**6) <= 10**5
+    ]
     del packed, parameters, own
     del learner, engine, algorithm
     return answer | {
@@ -177,6 +194,16 @@ def measure(folder: str, sections: dict[str, Any]) -> dict[str, Any]:
         "small": sum(small),
         "largest": max(size for _, size in whole),
     }
+
+
+def _update(learner: Any, **rows: list[Any]) -> None:
+    for role, own in rows.items():
+        if role in learner.networks:
+            learner.network(role).update(own)
+
+
+def _parameters(learner: Any, role: str) -> list[Any]:
+    return list(learner.networks[role].policy.parameters()) if role in learner.networks else []
 
 
 def main(rank: int, ranks: int, port: int, folder: str, settings: str) -> None:

@@ -34,6 +34,9 @@ TWO_RANKS: list[dict[str, Any]] = [
     {"model": BF16, "learner": learner(3), "kl": True},
     {"model": BF16 | {"lora": {"rank": 64}}, "learner": learner(3), "kl": True, "teacher": True},
     {"model": BF16 | {"lora": {"rank": 64}, "quantize": "nf4"}, "learner": learner(3)},
+    {"model": BF16, "learner": learner(2), "critic": True},
+    {"model": BF16, "learner": learner(3), "critic": True},
+    {"model": BF16 | {"lora": {"rank": 64}}, "learner": learner(1), "critic": True},
 ]
 ONE_RANK: list[dict[str, Any]] = [
     {"model": BF16, "learner": learner(0)},
@@ -42,6 +45,8 @@ ONE_RANK: list[dict[str, Any]] = [
     {"model": BF16 | {"lora": {"rank": 64}}, "learner": learner(1)},
     {"model": BF16, "learner": learner(1), "kl": True, "teacher": True},
     {"model": BF16 | {"lora": {"rank": 64}, "quantize": "nf4"}, "learner": learner(1)},
+    {"learner": learner(0), "critic": True},
+    {"model": BF16 | {"lora": {"rank": 64}}, "learner": learner(3), "critic": True},
 ]
 
 
@@ -101,6 +106,8 @@ def test_bytes_by_kind_are_those_that_deepspeed_allocates(ranks, settings, folde
         if teacher := found["teacher"]:
             options["references"] = [FrozenSize(sum(teacher), max(teacher))]
         expected = states(*sizes, width=width, zero=zero, **options)
+        if sections.get("critic"):
+            expected = expected.beside(states(*found["critic"], width=width, zero=zero, largest=found["largest"]))
         for kind in KINDS:
             assert found["most"].get(kind, 0) == pytest.approx(getattr(expected, kind), rel=0.1), (sections, kind)
         resident = {kind: count for kind, count in found["resident"].items() if count}

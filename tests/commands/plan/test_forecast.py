@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -284,3 +285,70 @@ def test_measured_pairs_have_no_seconds_of_a_sampler(
     said = process.stdout.partition("\ntime ")[2]
     assert "candidates of 2 tokens" in said and "log-probs" in said and "update" in said
     assert not any(word in said for word in ("generate", "sync", "scoring"))
+
+
+WITH_CRITIC = """
+from dataclasses import replace
+
+from mmrl_algorithms.grpo import GRPO
+
+class WithCritic(GRPO):
+    def needs(self):
+        return replace(super().needs(), values=True)
+
+    def value_loss(self, tokens):
+        raise AssertionError("nothing learns here")
+"""
+
+
+@pytest.fixture
+def critic(tmp_path: Path) -> dict[str, Any]:
+    """The sections of a run with a critic."""
+    (tmp_path / "with_critic.py").write_text(WITH_CRITIC)
+    return {"algorithm": {"name": f"{tmp_path / 'with_critic.py'}:WithCritic"}, "critic": {}}
+
+
+def sizes_of(model: Path) -> tuple[int, int, int, int]:
+    """Parameters of a model, those of its body, the width of its states and its embedding, from its files."""
+    with safe_open(model / "model.safetensors", "np") as file:
+        shapes = {name: file.get_tensor(name).shape for name in file.keys()}  # noqa: SIM118
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    body = sum(size for name, size in sizes.items() if "lm_head" not in name)
+    (embedding,) = (shape for name, shape in shapes.items() if "embed_tokens" in name)
+    return sum(sizes.values()), body, embedding[1], math.prod(embedding)
+
+
+def test_a_plan_counts_a_critic_of_its_own(plan: Plan, critic: dict[str, Any], models: Callable[[str], Path]) -> None:
+    """By hand: a body and a score, in float32 at stage 1; its update lacks the products with the head.
+
+    Each of 12 completions of 6 tokens meets the head, forward and backward for inputs and weights: 6 operations of
+    each weight.
+    """
+    (_, plain, _), (code, found, _) = (plan("--completion-tokens", "6", **sections) for sections in ({}, critic))
+    whole, body, width, embedding = sizes_of(models("qwen2_5_vl"))
+    assert code == 0
+    learner, before, size = found["learner"], plain["learner"], body + width
+    assert learner["critic"]["trained"] == size and not learner["critic"]["on_base"]
+    for name, each in {"weights": 4, "master": 4, "optimizer": 8}.items():
+        assert learner[name] - before[name] == learner["critic"][name] == each * size
+    assert learner["gradients"] == 4 * max(whole, size) and before["gradients"] == 4 * whole, "one at a time"
+    assert learner["buckets"] == before["buckets"] and learner["activations"] == before["activations"]
+    assert found["step"]["flops"] == 2 * plain["step"]["flops"] - 12 * 6 * 6 * embedding
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_critic_with_adapters_is_on_the_policys_weights_below_zero_3(
+    stage: int, plan: Plan, critic: dict[str, Any]
+) -> None:
+    words = "--memory", "80", "--gpus", "2", "model.lora.rank=4", f"learner.zero_stage={stage}"
+    (_, plain, _), (code, found, _) = (plan(*words, **sections) for sections in ({}, critic))
+    assert code == 0
+    own, trained = found["learner"]["critic"], found["learner"]["critic"]["trained"]
+    adapters = sum(each["trained"] for each in found["model"]["parts"].values())
+    width = trained - adapters
+    assert 0 < width < 1000 and own["on_base"] == (stage == 1), "the same adapters, and a score"
+    more = {name: found["learner"][name] - plain["learner"][name] for name in ("weights", "optimizer", "gradients")}
+    frozen = 0 if stage == 1 else own["frozen"]
+    assert more["weights"] == pytest.approx((frozen + trained) * 2 / (1 if stage == 1 else 2), abs=1)
+    assert more["optimizer"] == 8 * -(-trained // 2)
+    assert more["gradients"] == (2 * width if stage == 1 else 4 * -(-trained // 2)), "at stage 3 both keep"
