@@ -18,7 +18,7 @@ import numpy as np
 
 from mmrl_datasets.command import run
 from mmrl_datasets.layout import Belongs, Example, boxed, draw_splits, first, write_splits
-from mmrl_datasets.shapes import MAX_COUNT, PLAIN_KINDS, draw_scene, named, scatter
+from mmrl_datasets.shapes import MAX_COUNT, PLAIN_KINDS, draw_scene, scatter
 
 ORDINALS = ("first", "second", "third")
 
@@ -49,7 +49,7 @@ def _draw(rng: np.random.Generator, belongs: Belongs) -> Example:
     )
     scenes = [scatter(wanted, count, int(rng.integers(1, 4)), PLAIN_KINDS, rng) for count in counts]
     images = tuple(draw_scene(scene, rng) for scene in scenes)
-    question, steps, answer, choices = _ask(named(wanted), counts, is_choice)
+    question, steps, answer, choices = _ask(f"{wanted}s", counts, is_choice)
     return Example(
         "<image>" * num_scenes + question,
         images,

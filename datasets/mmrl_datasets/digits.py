@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,12 +19,13 @@ import numpy.typing as npt
 
 from mmrl.errors import DataError, ResourceError
 from mmrl_datasets.command import run
-from mmrl_datasets.layout import HELD_OUT_FRACTION, Example, boxed, png, write_splits
+from mmrl_datasets.layout import HELD_OUT_FRACTION, Example, judged, png, write_splits
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 _SPLITS = ("train", "test", "warmup")
+_ANSWERS = tuple("0123456789")
 _CAPTIONED = 3
 """Digits of a document at most."""
 
@@ -80,7 +80,7 @@ def write_digits(
     for index, (split, (pool, count)) in enumerate(documents.items(), len(_SPLITS)):
         examples[split] = _captioned(pool, count, np.random.default_rng([seed, index]), draw)
     rng = np.random.default_rng([seed, len(examples)])
-    examples["verdicts"] = [_judged(row, rng) for row in _draw("verdicts", verdicts, others, 0.0, rng, draw)]
+    examples["verdicts"] = [judged(row, _ANSWERS, rng) for row in _draw("verdicts", verdicts, others, 0.0, rng, draw)]
     write_splits(folder, examples)
 
 
@@ -153,13 +153,6 @@ def _captioned(
         )
         for digits in chosen
     ]
-
-
-def _judged(row: Example, rng: np.random.Generator) -> Example:
-    """The row with each answer, in any order, and its score."""
-    answers = [str(digit) for digit in rng.permutation(10)]
-    scores = [float(answer == row.answer) for answer in answers]
-    return replace(row, columns={"candidates": [boxed(answer) for answer in answers], "scores": scores})
 
 
 @cache

@@ -10,7 +10,7 @@ import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -51,20 +51,21 @@ def draw_splits(
     warmup: int,
     seed: int,
     draw: Callable[[np.random.Generator, Belongs], Example],
-    fresh: int = 0,
     pictures_repeat: bool = False,
+    **further: int,
 ) -> dict[str, list[Example]]:
     """Rows for each split. No two rows have a picture in common, or the text if they have no picture.
 
     With ``pictures_repeat``, no two rows have both pictures and text in common.
 
     The test rows depend only on ``seed`` and their number. ``draw`` must use only problems that belong: then
-    no test row shows a problem of another split. ``warmup``, ``train`` and ``fresh`` share theirs, in other pictures.
+    no test row shows a problem of another split. ``warmup``, ``train`` and ``further`` splits share theirs, in other
+    pictures.
 
     Raises:
         DataError: A negative number, or more rows than there are different ones.
     """
-    counts = {"test": test, "warmup": warmup, "train": train, "fresh": fresh}
+    counts = {"test": test, "warmup": warmup, "train": train, **further}
     if min(counts.values()) < 0:
         raise DataError("The rows cannot be drawn with these options", possible=f"{', '.join(counts)} of 0 or more")
     shown, seen = (_whole if pictures_repeat else _pictures), set[object]()
@@ -109,6 +110,13 @@ def _belongs(seed: int, held_out: bool, problem: str) -> bool:
 def boxed(answer: str) -> str:
     """The answer in a box, as completions give it."""
     return f"\\boxed{{{answer}}}"
+
+
+def judged(row: Example, answers: Sequence[str], rng: np.random.Generator) -> Example:
+    """The row with each of these answers, in any order, and its score: 1 for the right one."""
+    shuffled = [answers[place] for place in rng.permutation(len(answers))]
+    scores = [float(answer == row.answer) for answer in shuffled]
+    return replace(row, columns={**row.columns, "candidates": [*map(boxed, shuffled)], "scores": scores})
 
 
 def png(image: PILImage.Image) -> bytes:

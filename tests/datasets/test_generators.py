@@ -236,6 +236,37 @@ def test_varied_scenes_ask_for_any_of_size_colour_and_shape(tmp_path: Path) -> N
         assert sorted(colours(pixels(row))) == sorted(colour for _, colour, _ in scene)
 
 
+@pytest.mark.parametrize(("varied", "num_kinds"), [(0.0, 12), (1.0, 60)])
+def test_a_single_thing_is_named_with_verdicts_on_all_names(tmp_path: Path, varied: float, num_kinds: int) -> None:
+    """A ring is empty in its middle; of others the share of its bounding box that a thing fills tells its shape."""
+    write_shapes(tmp_path, train=0, test=30, verdicts=120, single=1.0, varied=varied)
+    filled = {"circle": 0.785, "square": 1, "triangle": 0.5, "star": 0.36}
+    held_out = {row["images"][0]["bytes"] for row in rows(tmp_path / "test.parquet")}
+    read = rows(tmp_path / "verdicts.parquet")
+    assert not held_out & {row["images"][0]["bytes"] for row in read}
+    for row in read:
+        picture = pixels(row)
+        assert picture.shape == (56, 56, 3) and row["problem"] == "<image>What is this?"
+        dark = np.clip((255 - picture.min(-1)) / (255 - picture.min()), 0, 1)
+        ys, xs = (np.flatnonzero(dark.max(axis) > 0.2) for axis in (1, 0))
+        height, width = np.ptp(ys) + 1, np.ptp(xs) + 1
+        share = dark.sum() / height / width
+        middle = dark[round(ys.mean()), round(xs.mean())]
+        *size, colour, shape = row["answer"].split()
+        assert colours(picture) == [colour]
+        assert ("ring" if middle < 0.5 else min(filled, key=lambda each: abs(filled[each] - share))) == shape
+        assert size == (["large" if height > 32 else "small"] if varied else [])
+        right = [text for text, score in zip(row["candidates"], row["scores"], strict=True) if score]
+        assert right == [row["solution"]] and len(set(row["candidates"])) == num_kinds
+
+
+def test_verdicts_on_a_count_are_all_counts(tmp_path: Path) -> None:
+    write_shapes(tmp_path, train=0, test=1, verdicts=20)
+    for row in rows(tmp_path / "verdicts.parquet"):
+        assert sorted(row["candidates"]) == [f"\\boxed{{{number}}}" for number in range(5)]
+        assert sorted(zip(row["scores"], row["candidates"], strict=True))[-1] == (1, row["solution"])
+
+
 def expected(kind: str, v: dict[str, int]) -> Any:
     """The answer to a problem, from its values, by a computer algebra system."""
     import sympy
