@@ -198,3 +198,17 @@ def test_experts_travel_with_samples_and_groups(build):
     for arrived in (back, pickle.loads(pickle.dumps(PackedGroup(group.prompt, group.rollouts))).rollouts):
         assert [each.experts is None for each in arrived] == [False, True, False]
         np.testing.assert_array_equal(arrived[2].experts, samples[2].experts)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_a_last_token_that_a_row_keeps_goes_where_the_routers_send_it(share, build):
+    """A sampler tells of the experts of all tokens but the last one, which predicted nothing."""
+    setting, policy, collator = build("qwen3_moe")
+    samples = sampled(setting)
+    plain = collator(replays=True, share=share)
+    kept, short = plain.keeping_last()(samples), plain(samples)
+    assert kept.last_N is not None and kept.routing.recorded_SLK is not None and short.routing.recorded_SLK is not None
+    lost_S = (kept.routing.recorded_SLK < 0).all(-1).all(-1)
+    assert torch.equal(lost_S.nonzero()[:, 0], kept.last_N.sort().values) and not (short.routing.recorded_SLK < 0).any()
+    assert torch.equal(kept.routing.recorded_SLK[~lost_S], short.routing.recorded_SLK)
+    np.testing.assert_allclose(policy(kept)[0].detach(), policy(short)[0].detach(), atol=1e-5)

@@ -127,6 +127,22 @@ RESET: Mapping[str, Mapping[str, Any]] = {
 }
 """Real runs whose reference becomes the policy after steps 2, 4 and 6; checkpoints come after steps 3 and 6."""
 
+CRITICS: Mapping[str, Mapping[str, Any]] = {
+    name: {
+        **REAL,
+        "algorithm": {"name": "ppo", "bootstrap": True},
+        "critic": {"lr": 0.02, "pretrain_steps": 2},
+        "model": model,
+        "learner": {**REAL["learner"], **learner},
+        "trainer": {"steps": 5, "save_every": 1, "eval_every": 100},
+    }
+    for name, model, learner in (
+        ("critic", {}, {}),
+        ("critic_lora", {"lora": {"rank": 4, "targets": ["language"]}}, {"zero_stage": 0}),
+    )
+}
+"""Real runs of two networks, of which the critic alone learns in the first two steps."""
+
 
 def answers(number: int) -> dict[str, Any]:
     """Two to four answers of a row with their scores."""

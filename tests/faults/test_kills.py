@@ -15,7 +15,18 @@ import pytest
 from mmrl.rollout.records import read_rollouts
 from tests.faults.comparison import metrics
 from tests.faults.harness import Blow, Nursery
-from tests.faults.kill_sweep import COMPARED, EPISODES, FAKE, REAL, RESET, SCORED, Sweep, random_kills, write_config
+from tests.faults.kill_sweep import (
+    COMPARED,
+    CRITICS,
+    EPISODES,
+    FAKE,
+    REAL,
+    RESET,
+    SCORED,
+    Sweep,
+    random_kills,
+    write_config,
+)
 
 SAVING = {"checkpoint.begin", "save.shard", "save.part", "save.state", "checkpoint.filled", "checkpoint.sealed",
           "checkpoint.renamed", "checkpoint.pruning", "directory.replacing",
@@ -188,4 +199,26 @@ def test_a_kill_of_a_real_reward_model_changes_nothing(
             last / "model"
         ).exists()
         points = ("rollouts.begin", 2), ("save.shard", 1), ("checkpoint.filled", 1)
+        assert check(sweep, *(Blow(at=("point", *point)) for point in points)) == 3
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.full if name == "critic_lora" else pytest.mark.slow) for name in CRITICS],
+)
+def test_a_kill_of_real_engines_with_two_networks_changes_nothing(
+    tmp_path: Path, models: Callable[[str], Path], name: str
+) -> None:
+    """Between the states of the two in the first checkpoint; in the step after which the policy begins to learn; and
+    between an optimizer step and the checkpoint."""
+    with Nursery(tmp_path, models("qwen2"), real=True) as nursery:
+        sweep = Sweep(nursery, write_config(tmp_path, models("qwen2"), name, CRITICS[name]))
+        sweep.begin(is_slow=True)
+        assert not sweep.failures, "\n".join(sweep.failures)
+        last = sweep.unbroken / "checkpoints/step-000005"
+        assert {path.name for path in last.iterdir()} == {"manifest.json", "model", "state", "critic"}
+        found = metrics(sweep.unbroken)
+        for name, steps in (("loss/total", [3, 4, 5]), ("critic/loss", [1, 2, 3, 4, 5])):
+            assert [step for step, values in found.items() if name in values] == steps
+        points = ("save.state", 2), ("rollouts.begin", 1), ("checkpoint.filled", 2)
         assert check(sweep, *(Blow(at=("point", *point)) for point in points)) == 3
