@@ -26,6 +26,7 @@ _OTHERS = [
     ("group/zero_signal_fraction", "zero {:.2f}"),
     ("rollout/acceptance_rate", "kept {:.2f}"),
     ("policy/grad_norm", "grad {:.2g}"),
+    ("critic/explained_variance", "expl {:.2f}"),
     ("perf/step_s", "{:.1f} s"),
 ]
 _REDRAWN_S = 0.1

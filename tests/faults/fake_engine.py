@@ -27,6 +27,7 @@ from mmrl.interfaces import Algorithm
 from mmrl.ops.objective import PartialLoss, partial_loss, reduce_partials, score_loss, weighed_loss
 from mmrl.system import failpoints
 from mmrl.types import FloatArray, Rollout, RolloutGroup, Sample, Segment, TrainingRow
+from tests.faults.fake_critic import FakeCritic
 
 LETTERS = "." + "abcdefghijklmno"
 """What the policy writes; the first ends a completion."""
@@ -50,6 +51,10 @@ class FakeEngine(OneByOneSampler, Learner):
         self._scores = algorithm is not None and algorithm.network == "reward"
         if self._scores:
             self.networks = {"reward": self}
+        self.critic: FakeCritic | None = None
+        if config.critic is not None and algorithm is not None:
+            self.critic = FakeCritic(config.critic, algorithm)
+            self.networks = {**self.networks, "critic": self.critic}
         if checkpoint is not None:
             self._restore(checkpoint)
 
@@ -171,6 +176,8 @@ class FakeEngine(OneByOneSampler, Learner):
         failpoints.reach("save.state")
         (kept / "learner.json").write_text(json.dumps({"updates": self.updates}))
         files = {role: own}
+        if self.critic is not None:
+            files["critic"] = self.critic.save(folder, optimizer=stored)
         if self._is_reset:
             files["reference"] = NetworkFiles.of("reference", trained=False)
             (folder / "reference" / "model").mkdir(parents=True)
@@ -183,6 +190,8 @@ class FakeEngine(OneByOneSampler, Learner):
             self.logits_PV.copy_(load_file(checkpoint / own.model / "model.safetensors")["logits"])
         if (reference := checkpoint / "reference" / "model" / "model.safetensors").exists():
             self._reference_PV, self._is_reset = load_file(reference)["logits"], True
+        if self.critic is not None:
+            self.critic.restore(checkpoint)
         state = load_file(checkpoint / own.state / "optimizer.safetensors")
         if state:
             self.optimizer.state[self.logits_PV] = state

@@ -24,6 +24,7 @@ from mmrl.plugin_host import registry
 from mmrl.testing import Replay, replay
 from mmrl.types import Credit, PackedTokens
 from mmrl_algorithms.gspo_token import GSPOToken
+from mmrl_algorithms.ppo import PPO
 
 RTOL = {"float64": 1e-6, "float32": 1e-4}
 ATOL = {"float64": 1e-9, "float32": 1e-6}
@@ -167,7 +168,7 @@ def test_the_critics_loss_and_gradient_are_golden_however_they_are_split(entry, 
     clipped = np.mean(np.array(expected["grad_vpreds"])[mask_BT] == 0)
     for ranks, microbatches in [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (3, 1)]:
         options = {"value_clip": entry["clip"]}
-        found = replay("ppo", batch, options=options, ranks=ranks, microbatches=microbatches, dtype=dtype)
+        found = replay(PPO, batch, options=options, ranks=ranks, microbatches=microbatches, dtype=dtype)
         close(found.returns[mask_BT], returns_BT[mask_BT])
         assert not found.returns[~mask_BT].any()
         close(found.value_loss, expected["loss"])

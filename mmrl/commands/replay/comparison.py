@@ -29,6 +29,8 @@ NOT_RECORDED = (
         "monitor/",
         "lr",
         "policy/grad_norm",
+        "critic/lr",
+        "critic/grad_norm",
         ROUTERS_LOSS,
         "mismatch/rerouted_",
     ),

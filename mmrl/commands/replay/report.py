@@ -14,7 +14,9 @@ from mmrl.system.table import table
 SHOWN = 10
 """Differences of each part that a person is shown."""
 _NO_CHANGE = "nothing changed, the config is the run's"
-_SECTIONS = ("reward/", "group/", "rollout/", "advantage/", "loss/", "policy/", "kl/", "correction/", "preference/")
+_SECTIONS = (
+    "reward/", "group/", "rollout/", "advantage/", "loss/", "policy/", "critic/", "kl/", "correction/", "preference/",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from mmrl.commands.replay.recorded_critic import RecordedCritic
 from mmrl.config.sections import Config
 from mmrl.engine_api import Learner, Network, NetworkFiles, UpdateResult, Way
 from mmrl.errors import DataError, plugin_errors
@@ -27,7 +28,7 @@ from mmrl.rollout.collector import judge_of, select, step_metrics
 from mmrl.rollout.records import RecordedStep
 from mmrl.step.check import LogprobCheck
 from mmrl.step.learn import LearnSettings, StepResult, Update, finished, learn
-from mmrl.token_columns import COLUMNS, POLICY, REWARD, TokenColumn
+from mmrl.token_columns import COLUMNS, CRITIC, POLICY, REWARD, TokenColumn
 from mmrl.types import (
     CreditedGroup,
     FloatArray,
@@ -87,10 +88,13 @@ class RecordedLearner(Learner, Network):
         self._recorded = {
             rollout.key: (group, index) for group in groups for index, rollout in enumerate(group.scored.rollouts)
         }
-        others = [column for column in COLUMNS if column.known == "before the step" and column.role != POLICY]
+        frozen = [
+            column for column in COLUMNS if column.known == "before the step" and column.role not in (POLICY, CRITIC)
+        ]
         self.networks = {
             algorithm.network: self,
-            **{column.role: RecordedNetwork.of(column, groups) for column in others},
+            CRITIC: RecordedCritic(algorithm, groups, self._noted),
+            **{column.role: RecordedNetwork.of(column, groups) for column in frozen},
         }
         self._asked = Counter[SampleKey]()
         self.names, self.unknown = set[str](), set[str]()
@@ -317,7 +321,7 @@ def lacking(algorithm: Algorithm, config: Config, record: RecordedStep, trained:
     columns = needs.columns(config.learner.minibatches * config.learner.epochs, algorithm.network)
     if algorithm.network == REWARD and not all(len(group.final_values) for group in groups):
         missing.append("a reward model's scores")
-    for column in columns:
+    for column in (each for each in columns if each.known == "before the step"):
         has = [bool(getattr(group, column.credited)) for group in groups] if column.may_lack else []
         if not all(has):
             missing.append(f"{column.title}{' of groups that were not trained on' if any(has) else ''}")
