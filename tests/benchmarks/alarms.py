@@ -28,7 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "examples"))
 
-from compare_algorithms import COMPARED, OVERRIDES, call, lines_of, warm_up  # noqa: E402
+from compare_algorithms import COMPARED, CONFIGS, OVERRIDES, call, lines_of, warm_up  # noqa: E402
 
 FAULTS = "tests/benchmarks/alarm_faults.py"
 ALWAYS = ("trainer.eval_every=5", "trainer.blank_every=1", "trainer.save_every=1000", "monitors=all")
@@ -47,7 +47,9 @@ class Trial:
     program: Sequence[str] = ("-m", "mmrl")
 
 
-HEALTHY = {name: Trial([f"algorithm.name={name}", *OVERRIDES.get(name, [])]) for name in COMPARED}
+HEALTHY = {
+    name: Trial([f"algorithm.name={name}", *OVERRIDES.get(name, [])]) for name in COMPARED if name not in CONFIGS
+}
 BROKEN = {
     "pays_length": Trial(
         [

@@ -30,6 +30,32 @@ def test_a_run_is_read_step_by_step(compare):
     assert result.problems == []
 
 
+def test_seconds_are_those_of_training_and_evaluation_after_the_first_one(compare):
+    lines = [line(compare, 0, eval__accuracy=0.5, perf__eval_s=9.0), line(compare, 1, perf__step_s=3.0)]
+    lines += [line(compare, 2, perf__step_s=2.0, perf__eval_s=4.0, eval__accuracy=0.6, perf__memory_bytes_max=7e9)]
+    result = compare.result_of("grpo", 2, lines)
+    assert result.seconds == {0: 0.0, 2: 9.0} and result.memory_bytes == 7e9
+
+
+def test_steps_in_which_a_critic_alone_learns_have_no_metrics_of_the_policy(compare):
+    lines = [line(compare, 0, eval__accuracy=0.5), line(compare, 1), line(compare, 2), line(compare, 3)]
+    for each in lines[1:]:
+        each |= dict.fromkeys(compare.CRITIC, 1.0)
+    del lines[1]["policy/entropy"]
+    assert compare.result_of("ppo", 2, lines, alone=1).problems == []
+    assert compare.result_of("ppo", 2, lines).problems == ["missing: policy/entropy"]
+    assert compare.pretrained("examples/digits_grpo.yaml") == 0 < compare.pretrained("examples/digits_ppo.yaml")
+
+
+def test_distillation_has_the_end_of_grpo_as_its_teacher_and_no_rewards(compare, commands, tmp_path):
+    (tmp_path / "grpo/checkpoints/step-000004/model").mkdir(parents=True)
+    compare.teacher(tmp_path, 4, ["x=1"])
+    assert commands[0][0] == "grpo" and "trainer.steps=4" in commands[0]
+    lines = [line(compare, 0, eval__accuracy=0.5), line(compare, 1)]
+    lines[1] = {key: value for key, value in lines[1].items() if not key.startswith(("reward/", "group/"))}
+    assert compare.result_of("opd", 1, lines).problems == []
+
+
 def test_numbers_that_are_not_finite_or_not_there_are_problems(compare):
     lines = [line(compare, 0, eval__accuracy=0.5), line(compare, 1), line(compare, 2)]
     lines[1]["policy/entropy"] = None
@@ -49,16 +75,16 @@ def test_a_long_run_that_learns_too_little_is_a_problem(compare, steps, end, pro
 
 def test_the_table_has_a_column_for_each_evaluation(compare):
     results = [
-        compare.Result("alpha", 20, CURVES["alpha"], 1.234, 40, []),
+        compare.Result("alpha", 20, CURVES["alpha"], 1.234, 40, [], {0: 0.0, 10: 9.6, 20: 30.4}, 1.25e9),
         compare.Result("beta", 20, {0: 0.5, 20: 0.4}, 2.0, 41, ["missing: lr"]),
         compare.Result("gamma", 20, {}, 0.0, 0, ["exit code 2: a | b"]),
     ]
     assert compare.table(results) == (
-        "| algorithm | 0 | 10 | 20 | gain | s/step | metrics |\n"
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |\n"
-        "| `alpha` | 50.0 | 62.0 | 58.0 | +8.0 | 1.23 | 40, all finite |\n"
-        "| `beta` | 50.0 |  | 40.0 | -10.0 | 2.00 | missing: lr |\n"
-        "| `gamma` |  |  |  | failed | 0.00 | exit code 2: a / b |"
+        "| algorithm | 0 | 10 | 20 | gain | s/step | s | GB | metrics |\n"
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+        "| `alpha` | 50.0 | 62.0 | 58.0 | +8.0 | 1.23 | 30 | 1.25 | 40, all finite |\n"
+        "| `beta` | 50.0 |  | 40.0 | -10.0 | 2.00 | 0 | 0.00 | missing: lr |\n"
+        "| `gamma` |  |  |  | failed | 0.00 | 0 | 0.00 | exit code 2: a / b |"
     )
 
 
@@ -83,6 +109,11 @@ def test_the_pictures_points_lie_where_its_axes_say(compare):
 def test_a_picture_of_one_value_and_one_step_can_be_drawn(compare):
     svg = compare.line_chart({"alpha": {0: 0.5}, "failed": {}}, "one")
     assert len(list(ElementTree.fromstring(svg).iter(f"{SVG}polyline"))) == 1
+
+
+def test_an_axis_of_many_places_has_round_marks(compare):
+    assert compare.ticks([0, 10, 20]) == [0, 10, 20]
+    assert compare.ticks([7.3 * place for place in range(30)]) == [0, 20, 40, 60, 80, 100, 120, 140, 160, 180, 200]
 
 
 @pytest.fixture
