@@ -25,9 +25,11 @@ from tests.faults.runs import rollouts
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["mmrl.algorithms"]
 PAIRS = ["dpo", "mpo", "orpo", "simpo"]
-ALGORITHMS = sorted(PLUGINS.keys() - {"sft", "gigpo", "kto", "opd", "bradley_terry", *PAIRS})
-"""Those that learn from completions with rewards: ``gigpo`` needs episodes, ``kto`` labels, ``opd`` a teacher, and
-``bradley_terry`` a network with a score."""
+ALGORITHMS = sorted(PLUGINS.keys() - {"sft", "gigpo", "kto", "opd", "ppo", "bradley_terry", *PAIRS})
+"""Those that learn from completions with rewards: ``gigpo`` needs episodes, ``kto`` labels, ``opd`` a teacher, ``ppo``
+a critic, and ``bradley_terry`` a network with a score."""
+OF_SEVERAL_NETWORKS = {"ppo", "vc_ppo", "vapo", "opd"}
+"""What the comparison runs from files of its own."""
 ENVIRONMENT = '''\
 from mmrl import Environment, Observation
 
@@ -199,8 +201,38 @@ def test_gigpo_trains_on_turns_that_acted_upon_the_same_state(train, models, doc
 
 
 def test_the_comparison_runs_every_algorithm_and_no_other(compare):
-    assert sorted(compare.COMPARED + compare.SMOKED) == ALGORITHMS
-    assert compare.METRICS.keys() <= set(ALGORITHMS)
+    assert sorted({*compare.COMPARED, *compare.SMOKED} - OF_SEVERAL_NETWORKS) == ALGORITHMS
+    assert compare.METRICS.keys() <= {*ALGORITHMS, *OF_SEVERAL_NETWORKS}
+
+
+@pytest.mark.full
+def test_ppo_trains_policy_and_critic_on_pictures(train, models, documented):
+    """The critic alone in the first step, and both in the second; values are on record at each token."""
+    words = ["critic.lr=1.0e-3", "critic.pretrain_steps=1", "algorithm.bootstrap=true", "learner.epochs=2"]
+    run = train("ppo", *words, "trainer.save_every=1")
+    assert main(["replay", str(run.path), "--step", "1-2"]) == 0
+    of_critic = {"loss", "explained_variance", "clip_fraction", "grad_norm", "lr", "value_mean", "return_mean"}
+    for number, step in enumerate(run.steps, 1):
+        assert [key for key, value in step.items() if value is None or not math.isfinite(value)] == []
+        assert [key for key in step if not documented.fullmatch(key)] == ["step", "attempt", "time"]
+        assert {f"critic/{name}" for name in of_critic} <= step.keys()
+        assert step["critic/grad_norm"] > 0 and step["critic/lr"] == pytest.approx(1e-3)
+        assert ("policy/grad_norm" in step) is ("advantage/abs_mean" in step) is (number == 2)
+        for record in run.rollouts(number):
+            assert len(record["value"]) == len(record["return"]) == len(record["token_ids"])
+            assert len(record["update_value"]) == 2
+            assert len(record["update_entropy"]) == (2 if number == 2 else 0)
+            assert record["finish_reason"] == "length" or record["final_value"] == 0
+    first, second = (np.concatenate([record["value"] for record in run.rollouts(step)]) for step in (1, 2))
+    assert not first.any() and second.any()  # a new head is zero
+    assert run.steps[1]["policy/ppo_kl_k3"] > 0 and {event["kind"] for event in run.events} <= {"numerics"}
+    start, after = load_file(models("qwen2_5_vl") / "model.safetensors"), run.weights()
+    assert {key for key, weight in start.items() if np.array_equal(weight, after[key])} == set()
+    folder = run.path / "checkpoints" / "step-000001"
+    after = load_file(folder / "model" / "model.safetensors")
+    assert all(np.array_equal(weight, after[key]) for key, weight in start.items())
+    critic = load_file(folder / "critic" / "model" / "model.safetensors")
+    assert critic["score.weight"].any() and not [key for key in critic if key.startswith("lm_head")]
 
 
 def test_remax_compares_with_a_greedy_rollout_that_is_not_trained_on(train):
