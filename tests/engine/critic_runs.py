@@ -25,17 +25,21 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "lora, bf16, ZeRO 2": {"model": {"lora": LORA, "dtype": "bfloat16"}, "learner": {"zero_stage": 2}},
     "lora, ZeRO 3": {"model": {"lora": LORA}, "learner": {"zero_stage": 3}},
     "lora of all parts": {"model": {"lora": {**LORA, "targets": ["language", "vision", "projector"]}}},
+    "head alone": {"critic": {"freeze": ["vision", "projector", "language"]}},
+    "lora, recomputed": {"model": {"lora": LORA, "gradient_checkpointing": True}},
+    "lora, offloaded": {"model": {"lora": LORA}, "learner": {"zero_stage": 2, "offload": "optimizer"}},
+    "bf16": {"model": {"dtype": "bfloat16"}},
     "quantised": {"model": {"lora": LORA, "quantize": "nf4", "dtype": "bfloat16"}},
 }
 SHORT = ("full", "lora")
-SLOW = ("lora of all parts", "quantised", "lora, ZeRO 1")
+FULL = ("full, ZeRO 3", "frozen towers", "lora, bf16, ZeRO 2", "lora, ZeRO 3")
 UPDATES = 3
 ROLES = {"p": "policy", "c": "critic"}
 
 
 def ways() -> list[Any]:
     """Values of a parameter ``way``."""
-    marks = {name: [pytest.mark.full, pytest.mark.slow] if name in SLOW else [pytest.mark.full] for name in WAYS}
+    marks = dict.fromkeys(WAYS, pytest.mark.slow) | dict.fromkeys(FULL, pytest.mark.full)
     return [pytest.param(name, marks=() if name in SHORT else marks[name]) for name in WAYS]
 
 

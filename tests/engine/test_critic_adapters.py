@@ -35,6 +35,6 @@ def test_weights_are_shared_where_they_can_be(way, start, vision):
         adapts, stage = "lora" in WAYS[way].get("model", {}), WAYS[way].get("learner", {}).get("zero_stage", 0)
         assert len(shared) == (len(frozen) if adapts and stage < 3 else 0) and (not shared or len(shared) > 20)
         same = critic._batches.features is policy._batches.features
-        assert same == ("towers" in way or (adapts and "all parts" not in way))
+        assert same == (way == "frozen towers" or (adapts and "all parts" not in way))
 
     take(start, vision, way, "", also=look)

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from mmrl.engine.spec import EngineSpec
+from tests.engine.critic_runs import sections_of, take
 from tests.engine.critics import OPTIONS, critic_rows, samples_of, valued
 
 EXPOSED = {"optimizer": {"params": {"betas": [0.0, 0.999]}}}
@@ -147,3 +148,52 @@ def test_values_are_the_same_one_by_one_and_none_are_asked_for(start, vision):
         first = replace(segment, token_ids=segment.token_ids[:9], sampler_logprobs=segment.sampler_logprobs[:9])
         cut = replace(longer, segments=(first,))
         np.testing.assert_allclose(critic.final_values([cut])[0], packed[5][9], atol=1e-5)
+
+
+@pytest.mark.full
+def test_a_rank_without_rows_waits_for_the_other(start, start_ranks, vision):
+    sections = sections_of("full", learner={"zero_stage": 3})
+    config = vision.config(**sections, algorithm=OPTIONS, cluster={"name": "ray", "ranks": 2})
+    samples = samples_of(vision)[:1]
+
+    def asked(learner: Any) -> Any:
+        critic = learner.network("critic")
+        updates = [critic.update(critic_rows(samples, seed)) for seed in range(2)]
+        return critic.score(samples)[0], critic.final_values(samples), updates
+
+    engine = start_ranks(EngineSpec(config, vision.folder, vision.media, valued(), 2, with_sampler=False))
+    try:
+        with engine.learning() as learner:
+            values, last, updates = asked(learner)
+    finally:
+        engine.close()
+    with start(algorithm=valued(), **sections_of("full")).learning() as learner:
+        *expected, of_one = asked(learner)
+    np.testing.assert_allclose(values, expected[0], atol=1e-3)
+    np.testing.assert_allclose(last, expected[1], atol=1e-3)
+    for mine, its in zip(updates, of_one, strict=True):
+        assert mine.metrics == pytest.approx(its.metrics, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.full
+def test_the_load_of_a_critics_experts_is_its_own_and_not_the_packings(start, bench):
+    """``test_experts.py`` holds a sample's load against transformers'."""
+    setting, found = bench("qwen3_moe"), []
+    for tokens in (4096, 60):
+        learner = {"router_aux_loss_coef": 0.05, "tokens_per_microbatch": tokens}
+        found.append(take(start, setting, "full", "pc", learner=learner).metrics)
+    for name in ("critic/loss", "critic/loss/router_aux", "critic/grad_norm"):
+        assert found[0]["critic"][0][name] == pytest.approx(found[1]["critic"][0][name], rel=1e-5)
+    (critic,), (policy,) = found[0]["critic"], found[0]["policy"]
+    assert critic["critic/loss/router_aux"] > 0.01 and "loss/router_aux" in policy and "loss/router_aux" not in critic
+
+
+def test_the_policys_schedule_begins_after_the_steps_in_which_the_critic_alone_learns(start, vision):
+    sections = {
+        "trainer": {"steps": 4},
+        "learner": {"lr": 0.1, "schedule": "linear", "warmup_steps": 0},
+        "critic": {"lr": 0.2, "pretrain_steps": 2},
+    }
+    rates = take(start, vision, "lora", "ccpcpc", **sections).metrics
+    assert [each["critic/lr"] for each in rates["critic"]] == pytest.approx([0.2, 0.15, 0.1, 0.05])
+    assert [each["lr"] for each in rates["policy"]] == pytest.approx([0.1, 0.05])

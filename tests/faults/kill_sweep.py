@@ -52,6 +52,12 @@ FAKE: Mapping[str, Mapping[str, Any]] = {
         "algorithm": {"name": "remax"},
         "trainer": {"save_every": 3, "best_metric": "eval/letters_mean", "best_is": "min", "eval_samples": 4},
     },
+    "ppo": {  # two networks, of which the critic alone learns in the first steps
+        "algorithm": {"name": "ppo", "bootstrap": True, "kl": {"coef": 0.05}},
+        "critic": {"lr": 0.05, "pretrain_steps": 3},
+        "learner": {"minibatches": 2},
+        "trainer": {"save_every": 1},
+    },
 }
 SLOW_TOOLS = {  # a tool takes up to 0.3 s, in each run another time
     "environment": {

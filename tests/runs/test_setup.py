@@ -15,7 +15,7 @@ import yaml
 from PIL import Image
 
 from mmrl.cluster.launch import check_devices
-from mmrl.commands.check.networks import teacher_lines
+from mmrl.commands.check.networks import critic_lines, teacher_lines
 from mmrl.commands.cli import main
 from mmrl.config.load import from_mapping, load_config
 from mmrl.config.sections import Config
@@ -503,3 +503,22 @@ def test_check_names_the_teacher_and_why_it_does_not_agree(taught, models, capsy
     assert json.loads(capsys.readouterr().out)["reference"] == [str(models("qwen2_5_vl"))]
     assert main(["check", str(path), f"reference.path={models('qwen3_vl')}"]) != 0
     assert "the teacher is of type qwen3_vl, and the policy of type qwen2_5_vl" in capsys.readouterr().err
+
+
+def test_a_critics_files_are_known_to_a_run_that_goes_on_and_checked_before_an_engine_starts(taught, models, tmp_path):
+    own = str(models("qwen2_5_vl"))
+    made = taught(reference={}, algorithm={"name": "ppo"}, critic={"path": own})
+    assert made.fingerprints["critic.path"] == made.fingerprints["model"]
+    assert critic_lines(made) == [f"begins from {own} with a head of zeros"]
+    assert taught(reference={}, algorithm={"name": "ppo"}, critic={}).critic is None
+    with pytest.raises(ConfigError, match="the critic is of type qwen3_vl, and the policy of type qwen2_5_vl"):
+        _ = taught(reference={}, algorithm={"name": "ppo"}, critic={"path": str(models("qwen3_vl"))}).critic
+    lora = {"path": own, "lora": {"targets": ["language"]}}
+    for stage, base in ((2, "the policy's weights"), (3, "a copy of the weights")):
+        made = taught(reference={}, algorithm={"name": "ppo"}, critic={}, model=lora, learner={"zero_stage": stage})
+        (line,) = critic_lines(made)
+        assert line.endswith(f"; adapters of its own on {base} in memory")
+        assert [each for each in config_warnings(made) if "gives the critic a copy" in each] == (
+            ["learner.zero_stage: 3 gives the critic a copy of the policy's weights: below 3 its adapters are on the "
+             "policy's own"] if stage == 3 else []
+        )  # fmt: skip
