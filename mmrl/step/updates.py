@@ -69,13 +69,13 @@ class UpdateLog:
             NumericsError: It is one of too many in a row.
         """
         in_a_row = self.faults_in_a_row[update.network] = self.faults_in_a_row.get(update.network, 0) + 1
-        rows, fault, name = update.rows, update.result.fault, "advantages"
+        rows, fault, name, whose = update.rows, update.result.fault, "advantages", ""
         if update.network == CRITIC:
-            name, fault = "returns", f"{fault} of the critic"
+            name, whose = "returns", " of the critic"
         learned = np.concatenate([np.zeros(0), *(row.columns[name] for row in rows)])
         self._recorder.event(
             "update_skipped",
-            message=f"no optimizer step was taken in step {step}: {fault}",
+            message=f"no optimizer step{whose} was taken in step {step}: {fault}",
             step=step,
             in_a_row=in_a_row,
             samples=sorted({row.sample.prompt.id for row in rows}),
@@ -85,7 +85,7 @@ class UpdateLog:
         )
         if in_a_row >= MAX_FAULTS:
             raise NumericsError(
-                f"{MAX_FAULTS} optimizer steps in a row came to nothing: {fault}",
+                f"{MAX_FAULTS} optimizer steps{whose} in a row came to nothing: {fault}",
                 where=f"step {step}; events.jsonl has the samples and statistics of each, RUN/rollouts the rollouts",
                 remedy=f"lower {'critic' if update.network == CRITIC else 'learner'}.lr; the last checkpoint is good",
             )
