@@ -5,28 +5,15 @@
 #   bash examples/distillation.sh [overrides of all runs]
 #   SEED=1                        of the model and the runs (default: 0)
 #   MMRL_VENV=DIR                 the virtual environment (default: .venv)
-set -euo pipefail
-unset PYTHONDONTWRITEBYTECODE # else each process compiles torch and vLLM anew
-
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-python=$(bash "$root/examples/setup/install.sh")
-cd "$root"
-
-seed=${SEED:-0}
-base=runs/distillation/seed-$seed
-run=$base/$(date +%Y%m%d-%H%M%S)
+source "$(dirname "${BASH_SOURCE[0]}")/setup/stages.sh" distillation
 upright=$base/upright
 turned=$base/turned
 overrides=("$@")
-
-say() { printf '\n== %s\n' "$*"; }
 
 train() { # CONFIG FOLDER OVERRIDES...
     "$python" -m mmrl train "examples/$1.yaml" "trainer.run_dir=$run/$2" "trainer.seed=$seed" 'trackers=[]' "${@:3}" \
         "${overrides[@]}"
 }
-
-policy() { find "$run/$1/checkpoints" -path '*/step-*/model' -type d | sort | tail -n 1; }
 
 table() { # FOLDER SPLIT LABEL [OPTIONS]
     printf '{name: table, path: %s, split: %s, label: %s%s}' "$1" "$2" "$3" "${4:+, $4}"
@@ -48,10 +35,10 @@ say "Supervised warm-up on upright digits, until it reads half of them"
 train digits_sft warmup "model.path=$base/model" "${on[@]}" "${half[@]}" 'trainer.stop_when=eval/accuracy >= 0.45'
 
 say "The teacher of upright digits: GRPO from there, 130 steps"
-train digits_grpo grpo "model.path=$(policy warmup)" "${on[@]}" trainer.eval_every=13
+train digits_grpo grpo "model.path=$(last warmup)" "${on[@]}" trainer.eval_every=13
 
 say "Distillation from this teacher into the warm-up, 65 steps"
-train digits_opd opd "model.path=$(policy warmup)" "reference.path=$(policy grpo)" "${on[@]}"
+train digits_opd opd "model.path=$(last warmup)" "reference.path=$(last grpo)" "${on[@]}"
 
 say "The teacher of turned digits: 250 supervised steps on all training digits"
 train digits_sft supervised "model.path=$base/model" "data.train.path=$turned" data.train.split=train \
@@ -63,8 +50,8 @@ train digits_sft both "model.path=$base/model" "data.train=$(table "$upright" wa
     'trainer.stop_when=eval/turned/accuracy >= 0.45'
 
 say "Distillation from both teachers, each for its own digits, 200 steps"
-train digits_opd two "model.path=$(policy both)" \
-    "reference=[{path: $(policy grpo), sources: [upright]}, {path: $(policy supervised), sources: [turned]}]" \
+train digits_opd two "model.path=$(last both)" \
+    "reference=[{path: $(last grpo), sources: [upright]}, {path: $(last supervised), sources: [turned]}]" \
     "data.train=$(table "$upright" train upright 'weight: 1')" \
     "data.mix=[$(table "$turned" train turned 'weight: 1')]" "$(sets held_out held_out)" \
     trainer.steps=200 trainer.eval_every=25 learner.lr=5.0e-4

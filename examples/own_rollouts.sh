@@ -5,25 +5,12 @@
 #   bash examples/own_rollouts.sh [overrides of all three runs]
 #   SEED=1                        of the model and the runs (default: 0)
 #   MMRL_VENV=DIR                 the virtual environment (default: .venv)
-set -euo pipefail
-unset PYTHONDONTWRITEBYTECODE # else each process compiles torch and vLLM anew
-
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-python=$(bash "$root/examples/setup/install.sh")
-cd "$root"
-
-seed=${SEED:-0}
-base=runs/own_rollouts/seed-$seed
-run=$base/$(date +%Y%m%d-%H%M%S)
-
-say() { printf '\n== %s\n' "$*"; }
+source "$(dirname "${BASH_SOURCE[0]}")/setup/stages.sh" own_rollouts
 
 train() { # CONFIG FOLDER OVERRIDES...
     "$python" -m mmrl train "examples/$1.yaml" "data.eval.path=$base/data" "trainer.run_dir=$run/$2" \
         "trainer.seed=$seed" "${@:3}"
 }
-
-policy() { find "$run/$1/checkpoints" -path '*/step-*/model' -type d | sort | tail -n 1; }
 
 say "A random Qwen2.5-VL of 0.6 million parameters, and 1,797 real handwritten digits"
 "$python" examples/tiny_model.py "$base/model" --seed "$seed"
@@ -33,10 +20,10 @@ say "Supervised warm-up, to about half right"
 train digits_sft sft "model.path=$base/model" "data.train.path=$base/data" "$@"
 
 say "Reinforcement learning from there, 60 steps"
-train digits_grpo grpo "model.path=$(policy sft)" "data.train.path=$base/data" trainer.steps=60 "$@"
+train digits_grpo grpo "model.path=$(last sft)" "data.train.path=$base/data" trainer.steps=60 "$@"
 
 say "DPO from there, on the groups that these 60 steps have sampled"
-train digits_dpo dpo "model.path=$(policy grpo)" "data.train.path=$run/grpo" "$@"
+train digits_dpo dpo "model.path=$(last grpo)" "data.train.path=$run/grpo" "$@"
 
 "$python" - "$run" <<'PYTHON'
 import sys

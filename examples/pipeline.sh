@@ -5,24 +5,11 @@
 #   bash examples/pipeline.sh [overrides of all runs]
 #   SEED=1                        of the model and the runs (default: 0)
 #   MMRL_VENV=DIR                 the virtual environment (default: .venv)
-set -euo pipefail
-unset PYTHONDONTWRITEBYTECODE # else each process compiles torch and vLLM anew
-
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-python=$(bash "$root/examples/setup/install.sh")
-cd "$root"
-
-seed=${SEED:-0}
-base=runs/pipeline/seed-$seed
-run=$base/$(date +%Y%m%d-%H%M%S)
-
-say() { printf '\n== %s\n' "$*"; }
+source "$(dirname "${BASH_SOURCE[0]}")/setup/stages.sh" pipeline
 
 train() { # CONFIG FOLDER OVERRIDES...
     "$python" -m mmrl train "examples/$1.yaml" "trainer.run_dir=$run/$2" "trainer.seed=$seed" "${@:3}"
 }
-
-last() { find "$run/$1/checkpoints" -path "*/step-*/$2" -type d | sort | tail -n 1; } # FOLDER PART
 
 say "A random Qwen2.5-VL of 0.6 million parameters, and 1,797 real handwritten digits"
 "$python" examples/tiny_model.py "$base/model" --seed "$seed"
@@ -33,21 +20,21 @@ say "PT: continued pretraining on 1,200 documents of digits with captions"
 train digits_pretrain pretrain "model.path=$base/model" "${data[@]}" "$@"
 
 say "SFT: 100 questions with answers"
-train digits_sft sft "model.path=$(last pretrain model)" "${data[@]}" trainer.steps=40 "$@"
+train digits_sft sft "model.path=$(last pretrain)" "${data[@]}" trainer.steps=40 "$@"
 
 say "RM: answers of which one is right, to digits that were labelled, and the policy's own, which exact has marked"
 for split in train test; do
     "$python" -m mmrl eval --model "$run/sft" "data.eval.split=$split" --samples 8 --temperature 1 \
         --output "$run/answers/$split"
 done
-train digits_reward reward "model.path=$(last sft model)" "data.train.path=$base/data" \
+train digits_reward reward "model.path=$(last sft)" "data.train.path=$base/data" \
     "data.mix.0.path=$run/answers/train" "data.eval.path=$run/answers/test" "$@"
 
 say "RLHF: GRPO from the SFT policy, with the reward model, and a rule that an answer has its end"
-train digits_rlhf grpo "model.path=$(last sft model)" "rewards.0.path=$(last reward reward/model)" "${data[@]}" "$@"
+train digits_rlhf grpo "model.path=$(last sft)" "rewards.0.path=$(last reward reward/model)" "${data[@]}" "$@"
 
 say "DPO from there, on the groups that GRPO has sampled, in the order of its rewards"
-train digits_dpo dpo "model.path=$(last grpo model)" "data.train.path=$run/grpo" "data.eval.path=$base/data" \
+train digits_dpo dpo "model.path=$(last grpo)" "data.train.path=$run/grpo" "data.eval.path=$base/data" \
     trainer.steps=40 learner.lr=1e-4 "$@"
 
 "$python" - "$run" <<'PYTHON'
