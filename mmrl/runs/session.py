@@ -79,6 +79,7 @@ class TrainingRun:
                     setup.algorithm,
                     setup.num_adapter_weights,
                     setup.teachers,
+                    setup.critic,
                 )  # first: their errors come before anything starts
                 warnings = [*config_warnings(setup), *model_warnings(setup)]
             for warning in warnings:
