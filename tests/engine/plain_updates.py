@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from mmrl.engine.network.family import FAMILIES
 from mmrl.interfaces import Needs
 from mmrl.step.given import Comparisons
 from mmrl.types import Candidate, ScoredGroup
@@ -102,3 +103,20 @@ class Trained:
 
 POLICYS = ("loss/total", "policy/grad_norm", "lr")
 """The metrics of a network that is trained alone."""
+
+CASES = [
+    ("qwen2_5_vl", 0, 1, 4096),
+    *(
+        pytest.param(*case, marks=pytest.mark.full)
+        for case in (
+            ("qwen2_5_vl", 3, 2, 10),
+            ("qwen3_vl", 3, 1, 10),
+            ("internvl", 0, 2, 10),
+            ("qwen2", 1, 2, 4096),
+            ("qwen2", 2, 1, 10),
+        )
+    ),
+]
+"""Family, ZeRO stage, ranks, and tokens of a micro-batch, of which 10 are below one row: each value once."""
+OTHERS = [name for name in FAMILIES if name not in ("qwen2_5_vl", "qwen3_vl", "internvl", "qwen2")]
+"""Families of which no case is."""

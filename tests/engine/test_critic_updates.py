@@ -11,21 +11,19 @@ import pytest
 import torch
 
 from mmrl.engine.learner.collation import Collator
-from mmrl.engine.network.family import FAMILIES
 from mmrl.engine.network.policy import load_policy
 from mmrl.engine.network.reward_model import CriticLoading
 from mmrl.engine.network.vision import ImageInputs
 from mmrl.engine.spec import EngineSpec
 from mmrl.ops.objective import value_loss, weighed_loss
 from tests.engine.critics import OPTIONS, PlainCritic, critic_rows, samples_of, valued
-from tests.engine.plain_updates import UPDATES, Trained, learner_section
+from tests.engine.plain_updates import CASES, OTHERS, UPDATES, Trained, learner_section
 from tests.engine.test_policy import gradients, relative_error
 from tests.engine.test_reward_updates import read
 from tests.proofs import families
 
 EPS, MAX_NORM = 1e-5, 60.0
 NAMES = ("critic/loss", "critic/grad_norm", "critic/lr")
-FULL = pytest.mark.full
 
 
 @pytest.mark.parametrize("family", families("packing"))
@@ -84,22 +82,6 @@ def plainly(bench: Callable[..., Any], plain: Any) -> Callable[[str], Trained]:
     return cache(trained)
 
 
-CASES = [
-    ("qwen2_5_vl", 0, 1, 4096),
-    *(
-        pytest.param(*case, marks=FULL)
-        for case in (
-            ("qwen2_5_vl", 3, 2, 10),
-            ("qwen3_vl", 3, 1, 10),
-            ("internvl", 0, 2, 10),
-            ("qwen2", 1, 2, 4096),
-            ("qwen2", 2, 1, 10),
-        )
-    ),
-]
-"""Family, ZeRO stage, ranks, and tokens of a micro-batch, of which 10 are below one row: each value once."""
-
-
 @pytest.fixture
 def updated(bench: Any, start: Any, start_ranks: Any, tmp_path: Path) -> Callable[..., Any]:
     """The metrics of each update; the critic is in ``tmp_path / "critic/model"``."""
@@ -141,9 +123,6 @@ def test_whole_updates_end_in_the_weights_of_plain_transformers(
     assert set(found[0].metrics) == {*NAMES, "critic/clip_fraction"}
     policy, initial = plain(tmp_path / "model").model, plain(bench(family).folder.path).model
     assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), initial.parameters(), strict=True))
-
-
-OTHERS = [name for name in FAMILIES if name not in ("qwen2_5_vl", "qwen3_vl", "internvl", "qwen2")]
 
 
 @pytest.mark.slow

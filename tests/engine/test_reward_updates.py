@@ -31,7 +31,7 @@ from mmrl.score_head import sequence_classification_class
 from mmrl.step.learn import LearnSettings, finished, learn
 from mmrl.types import Rollout, ScoredGroup
 from mmrl_algorithms.bradley_terry import BradleyTerry
-from tests.engine.plain_updates import POLICYS, UPDATES, Trained, learner_section, ragged_groups
+from tests.engine.plain_updates import CASES, OTHERS, POLICYS, UPDATES, Trained, learner_section, ragged_groups
 from tests.engine.test_policy import gradients, relative_error
 from tests.proofs import families
 
@@ -177,22 +177,6 @@ def plainly(bench: Callable[..., Any], plain: Any) -> Callable[[str], TrainedMod
     return cache(trained)
 
 
-CASES = [
-    ("qwen2_5_vl", 0, 1, 4096),
-    *(
-        pytest.param(*case, marks=FULL)
-        for case in (
-            ("qwen2_5_vl", 3, 2, 10),
-            ("qwen3_vl", 3, 1, 10),
-            ("internvl", 0, 2, 10),
-            ("qwen2", 1, 2, 4096),
-            ("qwen2", 2, 1, 10),
-        )
-    ),
-]
-"""Family, ZeRO stage, ranks, and tokens of a micro-batch, of which 10 are below one pair: each value once."""
-
-
 @pytest.fixture
 def updated(bench: Any, start: Any, start_ranks: Any, tmp_path: Path) -> Callable[..., Any]:
     """The metrics of each update, and the scores before and after; the model is in ``tmp_path / "reward/model"``."""
@@ -251,9 +235,6 @@ def test_whole_updates_end_in_the_weights_of_plain_transformers(
     check(found, plainly(family), read(tmp_path / "reward/model"))
     assert max(plainly(family).norms) > MAX_NORM > min(plainly(family).norms), "some updates are clipped"
     assert {each["perf/microbatches"] for each in found[0]} == {1 if budget > 10 else 3 - (ranks - 1)}
-
-
-OTHERS = [name for name in FAMILIES if name not in ("qwen2_5_vl", "qwen3_vl", "internvl", "qwen2")]
 
 
 @pytest.mark.slow
