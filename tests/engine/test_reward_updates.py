@@ -39,7 +39,6 @@ CENTRE = 0.05
 OPTIONS = {"name": "import:mmrl_algorithms.bradley_terry:BradleyTerry", "centre": CENTRE}
 EPS, MAX_NORM = 1e-5, 15.0
 LEARNER = learner_section(EPS, MAX_NORM)
-FULL = pytest.mark.full
 
 
 def bradley_terry() -> BradleyTerry:
