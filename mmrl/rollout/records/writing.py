@@ -42,7 +42,7 @@ def write_groups(file: BinaryIO, groups: Iterable[CreditedGroup], state: Mapping
     schema = group_schema(
         views=any(group.scored.group.prompt.views for group in groups),
         mismatched=any(group.mismatched_logprobs for group in groups),
-        scores=any(each.final_value is not None for group in groups for found in group.updates for each in found),
+        scores=any(len(group.final_values) and not len(group.values) for group in groups),
         critic=any(len(group.values) for group in groups),
     )
     metadata = {"schema": str(SCHEMA), "algorithm_state": text.json(state)}
