@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -94,15 +95,23 @@ def test_what_is_named_comes_first(question: str, index: Index) -> None:
     assert {question, QUESTIONS.get(question)} & {first.passage.title, *first.passage.names, *first.passage.aliases}
 
 
+def _kinds(annotation: object) -> tuple[object, ...]:
+    """The class of a section, also of one that may be left out."""
+    found = get_args(annotation)
+    return found if type(None) in found else (annotation,)
+
+
 def test_every_command_key_and_exit_code_is_found_by_its_name(index: Index) -> None:
     from mmrl.config.sections import Config
 
     keys = [
         f"{section}.{key}"
         for section, field in Config.model_fields.items()
-        for key in getattr(field.annotation, "model_fields", ())
+        for kind in _kinds(field.annotation)
+        for key in getattr(kind, "model_fields", ())
     ]
     assert len(keys) > 60
+    assert {"critic.lr", "cluster.ranks"} <= {*keys}
     wanted = {key: key for key in keys} | {f"mmrl {name}": f"mmrl {name}" for name in COMMANDS}
     wanted |= {f"exit code {code}": f"exit code {code}: {text}" for code, text in EXIT_CODES.items()}
     found = {words: index.search(words, 1)[0].passage for words in wanted}

@@ -20,7 +20,10 @@ from mmrl.config.synonyms import words
 from mmrl.config.yaml_tree import to_flow
 from mmrl.plugin_host.installed import installed
 
-_SECTIONS = tuple(f"mmrl.config.{name}" for name in ("sections", "data", "evaluations", "reference", "plugin_specs"))
+_SECTIONS = tuple(
+    f"mmrl.config.{name}"
+    for name in ("sections", "data", "evaluations", "reference", "critic", "cluster", "plugin_specs")
+)
 _SHARED = "mmrl.policy_gradient"
 _WHERE: Mapping[str, str] = {
     "algorithm": "algorithm",
