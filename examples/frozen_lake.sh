@@ -4,18 +4,7 @@
 #   bash examples/frozen_lake.sh [overrides of both runs]
 #   SEED=1                    of the model, the maps and the runs (default: 0)
 #   MMRL_VENV=DIR             the virtual environment (default: .venv)
-set -euo pipefail
-unset PYTHONDONTWRITEBYTECODE # else each process compiles torch and vLLM anew
-
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-python=$(bash "$root/examples/setup/install.sh")
-cd "$root"
-
-seed=${SEED:-0}
-base=runs/frozen_lake/seed-$seed
-run=$base/$(date +%Y%m%d-%H%M%S)
-
-say() { printf '\n== %s\n' "$*"; }
+source "$(dirname "${BASH_SOURCE[0]}")/setup/stages.sh" frozen_lake
 
 train() { # CONFIG FOLDER OVERRIDES...
     "$python" -m mmrl train "examples/$1.yaml" "data.train.path=$base/data" "trainer.run_dir=$run/$2" \
@@ -29,10 +18,9 @@ say "A random Qwen2.5-VL of 0.6 million parameters, and frozen lakes of 4 x 4 fi
 
 say "Supervised warm-up: shortest paths over other lakes, whole conversations"
 train frozen_lake_sft sft "model.path=$base/model" "$@"
-warm=$(find "$run/sft/checkpoints" -path '*/step-*/model' -type d | sort | tail -n 1)
 
 say "Reinforcement learning from there"
-train frozen_lake_grpo grpo "model.path=$warm" "data.eval.path=$base/data" "$@"
+train frozen_lake_grpo grpo "model.path=$(last sft)" "data.eval.path=$base/data" "$@"
 
 "$python" examples/draw_episode.py "$run/grpo" "$run/episode.png"
 "$python" - "$run" <<'PYTHON'

@@ -4,31 +4,18 @@
 #   bash examples/zoom.sh [overrides of both runs of reinforcement learning]
 #   SEED=1                    of the model, the pages and the runs (default: 0)
 #   MMRL_VENV=DIR             the virtual environment (default: .venv)
-set -euo pipefail
-unset PYTHONDONTWRITEBYTECODE # else each process compiles torch and vLLM anew
-
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-python=$(bash "$root/examples/setup/install.sh")
-cd "$root"
-
-seed=${SEED:-0}
-base=runs/zoom/seed-$seed
-run=$base/$(date +%Y%m%d-%H%M%S)
+source "$(dirname "${BASH_SOURCE[0]}")/setup/stages.sh" zoom
 
 overrides=("$@")
 
-say() { printf '\n== %s\n' "$*"; }
-
 read -r -a cores <<<"$("$python" -c 'import os; print(*sorted(os.sched_getaffinity(0)))')"
-
-warmed_up() { find "$run/$1/sft/checkpoints" -path '*/step-*/model' -type d | sort | tail -n 1; }
 
 arm() { # FOLDER CORE SFT_OVERRIDE CONFIG... : warm-up and reinforcement learning, on a core of its own
     local log=$run/$1.log train=(taskset -c "$2" "$python" -m mmrl train)
     local common=("data.train.path=$base/data" "trainer.seed=$seed")
     {
         "${train[@]}" examples/zoom_sft.yaml "model.path=$base/model" "${common[@]}" "trainer.run_dir=$run/$1/sft" "$3" &&
-            "${train[@]}" "${@:4}" "model.path=$(warmed_up "$1")" "data.eval.path=$base/data" "${common[@]}" \
+            "${train[@]}" "${@:4}" "model.path=$(last "$1/sft")" "data.eval.path=$base/data" "${common[@]}" \
                 "trainer.run_dir=$run/$1/grpo" "${overrides[@]}"
     } >"$log" 2>&1 || { tail -n 20 "$log" >&2 && return 1; }
 }

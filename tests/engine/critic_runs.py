@@ -45,7 +45,7 @@ def ways() -> list[Any]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What some updates have left.
+    """Holds what some updates have left.
 
     Attributes:
         metrics: By role, of each update, times aside; likewise ``statistics``.

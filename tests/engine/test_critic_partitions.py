@@ -73,7 +73,7 @@ CASES = [(2, 1, 0), (4, 1, 0)] + [
 
 @pytest.fixture(scope="module")
 def whole(taken: Callable[..., Any]) -> Any:
-    """Of one micro-batch on one rank."""
+    """The critic's update of one micro-batch on one rank, which all others must equal."""
     return taken(1, 1, 0)
 
 

@@ -118,7 +118,7 @@ def test_an_axis_of_many_places_has_round_marks(compare):
 
 @pytest.fixture
 def commands(compare, monkeypatch) -> list[list[str]]:
-    """What would have been run."""
+    """Collects the commands, which are not run."""
     found: list[list[str]] = []
     monkeypatch.setattr(compare, "call", lambda output, name, *words: found.append([name, *words]))
     return found

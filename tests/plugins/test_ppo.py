@@ -56,7 +56,7 @@ def test_advantages_and_returns_by_hand() -> None:
 
 
 def test_values_go_on_across_holes_and_turns() -> None:
-    """What a tool or a user wrote between two tokens of the policy is as if it were not there."""
+    """Tokens of a tool or a user between two of the policy change neither advantages nor returns."""
     whole = run(batch_of([[0.2, 0.4, 0.5, 0.1]], [1.0]), gamma=0.9, lam=0.8)
     holed = run(batch_of([[0.2, NAN, NAN, 0.4, 0.5, NAN, 0.1, NAN]], [1.0]), gamma=0.9, lam=0.8)
     places = [0, 3, 4, 6]
