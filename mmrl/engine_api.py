@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import numpy as np
-
 from mmrl.errors import ConfigError, MMRLError
 from mmrl.token_columns import POLICY
 from mmrl.types import (
@@ -18,7 +16,6 @@ from mmrl.types import (
     EncodedPrompt,
     FloatArray,
     ImageArray,
-    ImageRef,
     Inspection,
     IntArray,
     Prompt,
@@ -27,85 +24,20 @@ from mmrl.types import (
     Segment,
     TrainingRow,
 )
+from mmrl.types.sampling import EAGER as EAGER
+from mmrl.types.sampling import Cut as Cut
+from mmrl.types.sampling import Finished as Finished
+from mmrl.types.sampling import Polled as Polled
+from mmrl.types.sampling import SamplingRequest as SamplingRequest
 from mmrl.types.update import UpdateResult as UpdateResult
-
-EAGER = 0
-"""``SamplingRequest.answered_after`` of a request whose answer is admitted as soon as it is there."""
 
 Way = Literal["packed", "single", "wide"]
 """The way in which a network computes: ``packed`` has several samples in a row, ``single`` one. ``wide`` is plain
 transformers in a wider type, bfloat16 in float32 and float32 in float64, with the weights that the sampler gets."""
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingRequest:
-    """A group, or the next turn of one episode, to sample.
-
-    Attributes:
-        prompt: The prompt to continue.
-        num_samples: Completions wanted; 1 for an episode.
-        temperature: 0 is greedy.
-        max_new_tokens: Limit per completion, the end-of-sequence token included.
-        seed: The first member's seed; member ``i`` uses ``seed + i``.
-        segments: Segments that follow the prompt already: an episode's turns and what was inserted between them.
-        answered_after: Engine steps after its end at which ``Sampler.answer`` is due; ``EAGER`` admits the answer as
-            soon as it is there. None: the request ends here, and nobody answers.
-    """
-
-    prompt: EncodedPrompt
-    num_samples: int
-    temperature: float
-    max_new_tokens: int
-    seed: int
-    segments: tuple[Segment, ...] = ()
-    answered_after: int | None = None
-
-    @property
-    def token_ids(self) -> IntArray:
-        """(P + T,) int32 tokens to continue: the prompt's and the segments'."""
-        parts = [self.prompt.token_ids, *(segment.token_ids for segment in self.segments)]
-        return np.concatenate(parts) if self.segments else self.prompt.token_ids
-
-    @property
-    def images(self) -> tuple[ImageRef, ...]:
-        """Images that are in the tokens, in order."""
-        return Sample(self.prompt, self.segments).all_images
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A request that is sampled to its end.
-
-    Attributes:
-        ticket: The name that ``Sampler.submit`` gave it.
-        began: Engine step at which it was admitted; steps are counted for each copy of the sampler's weights, from 0
-            where ``Engine.sampling`` is entered.
-        step: Engine step at which it was finished.
-        group: Its completions. Each one's segments are the request's and one more, which ``text``, ``finish_reason``
-            and the segment's ``weight_version`` are about.
-    """
-
-    ticket: int
-    began: int
-    step: int
-    group: RolloutGroup
-
-
-@dataclass(frozen=True, slots=True)
-class Polled:
-    """News of a sampler.
-
-    Attributes:
-        finished: Requests that are finished, each told once.
-        waits: Tickets of which an answer is missing and holds the sampler, or a part of its ranks, up.
-    """
-
-    finished: Sequence[Finished] = ()
-    waits: Sequence[int] = ()
-
-
 class Sampler(Protocol):
-    """Generates with the newest weights; only ``Engine.sampling`` yields one.
+    """Generates with the weights that ``Engine.sampling`` was asked for; only that yields one.
 
     Requests are submitted, and polled until they are finished. A request with ``answered_after`` keeps its ticket: when
     it is finished, its caller answers with the episode's next request, or with None if the episode is over. An answer
@@ -132,6 +64,28 @@ class Sampler(Protocol):
     def drop(self) -> None:
         """Give up every request; leaving ``Engine.sampling`` does so too."""
         ...
+
+    def stop_after(self, engine_steps: int, groups: int) -> None:
+        """Stop once so many further steps are made and so many further groups are over; ``Polled.stopped`` tells it.
+
+        A group is the submitted requests of one ``prompt.key``. One that is answered is over when its None is due. No
+        step is made after the stop until this is called again.
+        """
+        raise AssertionError("this sampler samples each request to its end")
+
+    def cut(self) -> Sequence[Cut]:
+        """Give up every request, and tell in the order of the tickets how each of them goes on.
+
+        A request whose answer is missing is not among them. Prefix caches are dropped.
+        """
+        raise AssertionError("this sampler samples each request to its end")
+
+    def score(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        """(T_i,) float32 log-probs of each completion's tokens under the distribution that this sampler samples from.
+
+        No request may be left.
+        """
+        raise AssertionError("this sampler does not score tokens")
 
     def forget_prompts(self) -> None:
         """Drop what finished requests have left in caches, so that later ones are computed as if they were the first.
@@ -344,10 +298,11 @@ class PromptEncoder(Protocol):
 
 
 class Engine(Protocol):
-    """One policy in two engines on the same devices.
+    """One policy in two engines, on the same devices or on devices of their own.
 
-    The verbs exist only on what the two context managers yield. Entering ``sampling`` means that the newest
-    weights are in; with unchanged weights it costs nothing. An exception hands the device back.
+    The verbs exist only on what the two context managers yield. Entering ``sampling`` means that the weights that were
+    asked for are in; with unchanged weights it costs nothing. An exception hands the device back. Where
+    ``samples_apart``, both may be open at once, each in one thread; else one of them.
     """
 
     @property
@@ -355,7 +310,25 @@ class Engine(Protocol):
         """``float32`` or ``bfloat16``, of sampler and learner alike."""
         ...
 
-    def sampling(self) -> AbstractContextManager[Sampler]: ...
+    @property
+    def samples_apart(self) -> bool:
+        """True if ranks of their own sample, while others learn."""
+        return False
+
+    def publish(self) -> int:
+        """Set the newest weights aside for the sampler; returns their version.
+
+        They are kept until the sampler takes a later version. Where the same ranks sample and learn, nothing is kept.
+        """
+        ...
+
+    def sampling(self, version: int | None = None) -> AbstractContextManager[Sampler]:
+        """A sampler with the weights of a version that was published; None is the newest weights.
+
+        Raises:
+            SamplersRestarted: Ranks that sample were lost while it was open, and are there again.
+        """
+        ...
 
     def learning(self) -> AbstractContextManager[Learner]: ...
 

@@ -8,6 +8,7 @@
     ├── PluginError     4   a plugin that is not installed, does not fit, or fails
     ├── ResourceError   5   the machine, a port or a device cannot carry the run
     │   ├── RankLostError       a rank died or hangs
+    │   │   └── SamplersRestarted   ranks that sample alone did, and are there again
     │   ├── DeviceBusyError     another process holds a device's memory, or the device
     │   └── DeviceMemoryError   a device has too little memory
     └── NumericsError   6   the numbers do not agree, or are not finite
@@ -113,6 +114,10 @@ class ResourceError(MMRLError):
 
 class RankLostError(ResourceError):
     """A rank's process is gone, or hangs; its memory is lost."""
+
+
+class SamplersRestarted(RankLostError):
+    """Ranks that sample alone were lost and started again; all that they were sampling is to be sampled again."""
 
 
 class DeviceBusyError(ResourceError):

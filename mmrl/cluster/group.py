@@ -61,8 +61,14 @@ class RankGroup(RankCalls):
     def precision(self) -> str:
         return str(self._descriptions[0]["precision"])
 
+    samples_apart = False
+
+    def publish(self) -> int:
+        return int(self.ask(0, "publish"))
+
     @contextmanager
-    def sampling(self) -> Iterator[Sampler]:
+    def sampling(self, version: int | None = None) -> Iterator[Sampler]:
+        assert version is None, "the same ranks sample and learn, with the newest weights"
         with self._owning("sampling"):
             sampler = GroupSampler(self, self.media, self.ranks_together)
             try:

@@ -22,7 +22,7 @@ from mmrl.engine.memory_needs import host_memory, least_memory
 from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import Engine, NetworkFiles
-from mmrl.errors import PluginError, ResourceError, plural
+from mmrl.errors import ConfigError, PluginError, ResourceError, plural
 from mmrl.plugin_host.used import used_plugins
 from mmrl.system.machine_memory import total_bytes
 
@@ -46,9 +46,16 @@ def start_engine(spec: EngineSpec, *, progress: Callable[[str], object] = lambda
             memory = device.total_memory_bytes(device.detect())
             least = check_memory(["this machine"], [memory], [total_bytes()], spec)
         return local.start_engine(spec, progress, least)
+    if config.cluster.is_split:
+        raise ConfigError(
+            "ranks of their own that sample are not served yet",
+            where="cluster.sampler_ranks",
+            possible="cluster.ranks",
+            remedy="set cluster.ranks in place of cluster.sampler_ranks and cluster.learner_ranks",
+        )
     from mmrl.cluster.ray_ranks import RayRanks
 
-    progress(f"starting {plural(config.cluster.ranks, 'rank')}")
+    progress(f"starting {plural(config.cluster.num_ranks, 'rank')}")
     ranks = RayRanks(config.cluster)
     facts = {"model": folder.name, "model_commit": folder.commit}
     group = RankGroup(

@@ -47,7 +47,7 @@ def connect(cluster: ClusterConfig) -> Any:
             "Ray is not installed", where="cluster.name: ray", remedy="pip install 'mmrl-train[ray]'"
         ) from error
     # Ranks with a device need no CPU to themselves; a machine with fewer cores than ranks is only slow.
-    own = {} if cluster.address else {"num_cpus": max(os.cpu_count() or 1, cluster.ranks)}
+    own = {} if cluster.address else {"num_cpus": max(os.cpu_count() or 1, cluster.num_ranks)}
     try:
         if cluster.address:
             _knock(cluster.address)

@@ -59,7 +59,7 @@ class RayRanks:
             self._reservation = _reserve(cluster)
             actors = [
                 ray.remote(RayWorker).options(**_bundle_options(self._reservation, index)).remote()
-                for index in range(cluster.ranks)
+                for index in range(cluster.num_ranks)
             ]
             found = [_result(number, actor.location.remote()) for number, actor in enumerate(actors)]
         except BaseException:
@@ -71,7 +71,7 @@ class RayRanks:
             location, gpus = found[index]
             return location.node != here, location.address, location.node, gpus
 
-        order = sorted(range(cluster.ranks), key=neighbourhood)
+        order = sorted(range(cluster.num_ranks), key=neighbourhood)
         self._actors = [actors[i] for i in order]
         self.locations: Sequence[RankLocation] = [found[i][0] for i in order]
         self._guards: dict[str, Future[Death]] = {}
@@ -146,11 +146,11 @@ def _reserve(cluster: ClusterConfig) -> Any:
     from ray.util.placement_group import placement_group
 
     kind = "GPU" if ray.cluster_resources().get("GPU", 0) else "CPU"
-    group = placement_group([{kind: 1}] * cluster.ranks, strategy="PACK")
-    enough = ray.cluster_resources().get(kind, 0) >= cluster.ranks
+    group = placement_group([{kind: 1}] * cluster.num_ranks, strategy="PACK")
+    enough = ray.cluster_resources().get(kind, 0) >= cluster.num_ranks
     if not group.wait(WAIT_S if enough or cluster.address else 1):
         raise ResourceError(
-            f"{plural(cluster.ranks, 'rank')}, each with a {kind} of its own: the cluster does not give them",
+            f"{plural(cluster.num_ranks, 'rank')}, each with a {kind} of its own: the cluster does not give them",
             where="cluster.ranks",
             possible="\n" + _table(kind),
             remedy="lower cluster.ranks, end what holds the devices, or name a larger cluster in cluster.address",

@@ -171,6 +171,10 @@ class RankWorker:
         for name, data in files.items():
             self._media.write_file(name, data)
 
+    def publish(self) -> int:
+        """The version of the newest weights."""
+        return self._engine.publish()
+
     def enter(self, verb: Literal["sampling", "learning"]) -> None:
         """Give the device to the sampler, with the newest weights, or to the learner."""
         with self._engine.span("sync") if verb == "sampling" else nullcontext():

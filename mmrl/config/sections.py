@@ -14,6 +14,7 @@ from mmrl.config.critic import CriticConfig
 from mmrl.config.data import DataConfig
 from mmrl.config.evaluation_names import key_of
 from mmrl.config.evaluations import EvaluationSet, contradictions_of, own_judges
+from mmrl.config.partial import PartialConfig
 from mmrl.config.plugin_specs import (
     EVERY,
     NONE,
@@ -137,6 +138,8 @@ class SamplerConfig(Section):
     ranks of its own."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1), MAY_CHANGE] = 0.5
     """Share of the device's memory that the sampler may use while it samples."""
+    partial: PartialConfig | None = None
+    """Rollouts that are not finished when a round ends go on in the next step; null finishes all of a step's."""
 
     @property
     def ranks_together(self) -> int:
@@ -208,6 +211,8 @@ class TrainerConfig(Section):
     <=, >, <) and a number."""
     prompts_per_step: Count = 128
     """Prompts in a rollout batch."""
+    staleness: Annotated[int, Field(ge=0, le=4)] = 0
+    """Steps by which the sampler's weights are behind, where ranks of their own sample: they go on meanwhile."""
     eval_every: Annotated[CountOrNever, MAY_CHANGE] = 10
     """Steps between evaluations. One more comes before the first step and one after the last. 0: no evaluation."""
     eval_samples: Annotated[int, Field(ge=1, le=4096), MAY_CHANGE] = 1
@@ -400,14 +405,11 @@ class Config(Section):
 
     def _of_sizes(self) -> Iterator[Contradiction]:
         cluster, sampler, learner, trainer = self.cluster, self.sampler, self.learner, self.trainer
-        if (cluster.name == "ray" or cluster.ranks == 1) and cluster.ranks % sampler.ranks_together:
-            sizes = {"sampler.tensor_parallel_size": sampler.tensor_parallel_size}
-            sizes |= {"sampler.pipeline_parallel_size": sampler.pipeline_parallel_size}
-            divided = [key for key, size in sizes.items() if size > 1]
-            size = " times ".join(divided) + f" is {sampler.ranks_together}"
-            what = f"{size}, which does not divide {cluster.ranks} (cluster.ranks)"
-            remedy = "set cluster.name: ray and cluster.ranks to a multiple of it, or lower it"
-            yield Contradiction((*divided, "cluster.ranks"), what, remedy)
+        sizes = ("tensor_parallel_size", "pipeline_parallel_size")
+        yield from cluster.against({f"sampler.{key}": getattr(sampler, key) for key in sizes}, trainer.staleness)
+        if sampler.partial is not None:
+            scheduling = None if self.environment is None else self.environment.scheduling
+            yield from sampler.partial.against(sampler.name, learner.routing, scheduling)
         if trainer.prompts_per_step * sampler.group_size < learner.minibatches:
             what = f"learner.minibatches is {learner.minibatches}, but a step has fewer completions"
             keys = ("learner.minibatches", "trainer.prompts_per_step", "sampler.group_size")

@@ -121,7 +121,7 @@ class PlannedModel:
     def sampler(self, config: Config) -> SamplerMemory:
         """vLLM's memory on a rank, of whose config only the numbers of ranks and of those that share may differ."""
         sampler = config.sampler
-        key = (sampler.tensor_parallel_size, sampler.pipeline_parallel_size, config.cluster.ranks)
+        key = (sampler.tensor_parallel_size, sampler.pipeline_parallel_size, config.cluster.num_sampler_ranks)
         if key not in self._samplers:
             self._samplers[key] = sampler_memory(config, self._folder, self.width)
         return self._samplers[key]
@@ -141,7 +141,7 @@ class PlannedModel:
                 sizes = {str(number): size for number, size in enumerate(other.weight_bytes)}
                 reference += locked_bytes(sum(map(sizes.__getitem__, piece)) for piece in shards(sizes))
             elif place == "sharded" and config.learner.offload == "parameters":
-                reference += locked_bytes(size // config.cluster.ranks for size in other.weight_bytes)
+                reference += locked_bytes(size // config.cluster.num_learner_ranks for size in other.weight_bytes)
         discards = samples and discards_weights(config.sampler)
         asleep = self.sampler(config).locked(discards=discards) if samples else 0
         return HostMemory(asleep, held.locked, reference, discards)
@@ -180,7 +180,7 @@ class PlannedModel:
             network.trained,
             0 if alone else network.frozen,
             width=self.width,
-            zero=Zero.of(settings, config.cluster.ranks),
+            zero=Zero.of(settings, config.cluster.num_learner_ranks),
             largest=network.shape.largest_weight,
             reference=device.reference_place(self.kind, learner.zero_stage) if references else None,
             references=[other.size for other in references] or None,
@@ -233,7 +233,9 @@ class PlannedModel:
         if (tower := shape.tower) is None:
             return 0
         tokens = (
-            sum(row.patches for row in rows) * config.learner.minibatches // (config.cluster.ranks * tower.merge**2)
+            sum(row.patches for row in rows)
+            * config.learner.minibatches
+            // (config.cluster.num_learner_ranks * tower.merge**2)
         )
         return min(tokens * tower.mergers * tower.out * self.width, device.IMAGE_FEATURE_BYTES[self.kind])
 

@@ -105,8 +105,16 @@ class RankEngine:
         """``float32`` or ``bfloat16``, of sampler and learner alike."""
         return self._precision
 
+    samples_apart = False
+
+    def publish(self) -> int:
+        """The version of the newest weights; the sampler takes them from the learner itself."""
+        assert isinstance(self._learner, DeepSpeedLearner), "this engine trains nothing"
+        return self._learner.weight_version
+
     @contextmanager
-    def sampling(self) -> Iterator[Sampler]:
+    def sampling(self, version: int | None = None) -> Iterator[Sampler]:
+        assert version is None, "the same rank samples and learns, with the newest weights"
         sampler = self._sampler
         assert sampler is not None, "nothing was to be sampled in this run"
         gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []

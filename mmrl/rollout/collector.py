@@ -37,7 +37,7 @@ Keep = Callable[[ScoredGroup, Sequence[Failure]], object]
 class SamplingEngine(Protocol):
     """The part of ``Engine`` that is needed here."""
 
-    def sampling(self) -> AbstractContextManager[Sampler]: ...
+    def sampling(self, version: int | None = None) -> AbstractContextManager[Sampler]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class Arithmetic:
             f"{what}_per_step": texts,
             "updates_per_step": learner.minibatches * learner.epochs,
             f"{what}_per_update": round(texts / learner.minibatches, 1),
-            f"{what}_per_rank": round(texts / self.config.cluster.ranks, 1),
+            f"{what}_per_rank": round(texts / self.config.cluster.num_learner_ranks, 1),
             "steps": trainer.steps,
             "updates": trainer.steps * learner.minibatches * learner.epochs,
             "epochs_of_data": round(trainer.steps * trainer.prompts_per_step / self.rows, 2),
@@ -93,8 +93,8 @@ class Arithmetic:
             lines += [
                 f"{share:.0%} from {name}: {epochs[name]:g} epochs of {count}" for name, count, share in self.shares
             ]
-        if self.config.cluster.ranks > 1:
-            lines.append(f"{data[f'{what}_per_rank']:g} {what} per rank, {self.config.cluster.ranks} ranks")
+        if self.config.cluster.num_learner_ranks > 1:
+            lines.append(f"{data[f'{what}_per_rank']:g} {what} per rank, {self.config.cluster.num_learner_ranks} ranks")
         if data["evaluations"]:
             times = _times(data["evaluations"], "evaluation")
             each = ", ".join(f"{count} of {name}" for name, count in self._answers.items() if name)

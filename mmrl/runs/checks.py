@@ -139,7 +139,7 @@ def check_sampler(config: Config, folder: ModelFolder) -> None:
     """See that vLLM can divide the model's layers among the ranks that sample together."""
     from mmrl.engine.network.shape import model_shape
 
-    size, ranks = config.sampler.tensor_parallel_size, config.cluster.ranks
+    size, ranks = config.sampler.tensor_parallel_size, config.cluster.num_sampler_ranks
     stages = config.sampler.pipeline_parallel_size
     shape, whole_tower = model_shape(folder.config), config.sampler.engine.get("mm_encoder_tp_mode") == "data"
     if stages > shape.layers:

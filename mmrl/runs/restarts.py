@@ -35,7 +35,7 @@ class Restarts:
 
     def _halved(self, config: Config) -> Config | None:
         budget = config.learner.tokens_per_microbatch // 2
-        if self._is_halved or config.cluster.ranks == 1 or not budget:
+        if self._is_halved or config.cluster.num_learner_ranks == 1 or not budget:
             return None
         self._is_halved = True
         smaller = config.learner.model_copy(update={"tokens_per_microbatch": budget})

@@ -241,4 +241,4 @@ class TrainingRun:
 def _peak_of_all(found: Mapping[str, Any], config: Config) -> float | None:
     """Operations a second that the devices of all ranks do at most, as environment.json tells of one."""
     peak = found["engine"].get("peak")
-    return None if peak is None else peak["flops_per_s"] * config.cluster.ranks
+    return None if peak is None else peak["flops_per_s"] * config.cluster.num_learner_ranks

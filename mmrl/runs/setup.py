@@ -19,7 +19,7 @@ from mmrl.interfaces import Algorithm, Reward, served_needs
 from mmrl.plugin_host import registry
 from mmrl.plugin_host.used import own_code
 from mmrl.rollout.episodes.process import EnvironmentFacts
-from mmrl.runs import checks
+from mmrl.runs import asynchrony, checks
 from mmrl.runs.dataset import Dataset
 from mmrl.runs.environment import checked_facts
 from mmrl.runs.resumption import DATA, MODEL, model_fingerprint, template_fingerprint
@@ -87,6 +87,7 @@ class RunSetup:
             checks.check_given(self.config, needs, source.texts)
             checks.check_rewarded(self.config, source)
         checks.check_critic(self.config, needs)
+        asynchrony.check_asynchrony(self.config, algorithm, needs, source)
         checks.check_judged(self.config, source)
         checks.check_views(self.config, algorithm, needs.views)
         return algorithm
@@ -376,16 +377,11 @@ class RunSetup:
         loaded = [self._load(key, spec) for key, spec in zip(keys, specs, strict=True)]
         kind = PromptSource if name != "data.train" else self._kind(sum(len(each.rows) for each in loaded))
         given = name == "data.train" or self.evaluates_given
+        prints = ["" if kind is PromptSource else each.fingerprint() for each in loaded]
         source = kind(
             [
-                DatasetRows(
-                    spec.source,
-                    each.rows,
-                    spec.weight,
-                    "" if kind is PromptSource else each.fingerprint(),
-                    each.notes,
-                )
-                for spec, each in zip(specs, loaded, strict=True)
+                DatasetRows(spec.source, each.rows, spec.weight, fingerprint, each.notes)
+                for spec, each, fingerprint in zip(specs, loaded, prints, strict=True)
             ],
             self.encoder,
             system_prompt=data.system_prompt,

@@ -208,7 +208,7 @@ def _count(parameters: int) -> str:
 
 
 def _engines(config: Config, setup: RunSetup) -> str:
-    ranks = config.cluster.ranks
+    ranks = config.cluster.num_ranks
     on_cluster = f"{plural(ranks, 'rank')} on {config.cluster.name}"
     where = "1 rank in this process" if config.cluster.name == "local" else on_cluster
     sampler = f"{config.sampler.name} samples"

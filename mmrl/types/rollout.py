@@ -65,6 +65,7 @@ class Segment:
         images: Images whose tokens it holds, in order; only inserted segments have any.
         role: ``assistant`` for the policy's; else the role of the observation, ``tool`` or ``user``.
         finish_reason: ``stop`` or ``length`` for a turn of the policy; None for others, and where it is the rollout's.
+        continues: True if it goes on with the turn of the segment before it, under other weights.
     """
 
     token_ids: IntArray
@@ -74,6 +75,7 @@ class Segment:
     images: tuple[ImageRef, ...] = ()
     role: str = "assistant"
     finish_reason: FinishReason | None = None
+    continues: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ class Sample:
     @cached_property
     def turn_of_token(self) -> IntArray:
         """(T,) the turn, from 0, that each token belongs to; inserted tokens belong to the turn before them."""
-        turns = np.cumsum([segment.by_policy for segment in self.segments]) - 1
+        turns = np.cumsum([segment.by_policy and not segment.continues for segment in self.segments]) - 1
         return joined([np.full(len(s.token_ids), k) for k, s in zip(turns, self.segments, strict=True)], np.int64)
 
     @property

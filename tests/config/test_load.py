@@ -479,6 +479,16 @@ def test_all_errors_are_reported_at_once_with_their_lines(write) -> None:
         ("sampler.gpu_memory_utilization=0", "greater than 0"),
         ("cluster.name=ray", ""),
         ("cluster.ranks=2", "cluster.name: local is one rank"),
+        ("cluster={name: ray, sampler_ranks: 2, learner_ranks: 1}", ""),
+        ("cluster={name: ray, sampler_ranks: 2}", "cluster.learner_ranks is not"),
+        ("cluster={sampler_ranks: 1, learner_ranks: 1}", "cluster.sampler_ranks is for ray"),
+        ("cluster={name: ray, ranks: 2, sampler_ranks: 1, learner_ranks: 1}", "remove cluster.ranks"),
+        ("trainer.staleness=1", "ranks that sample and learn in turns have the newest weights"),
+        ("trainer.staleness=5", "less than or equal to 4"),
+        ("sampler.partial={engine_steps: 15}", "greater than or equal to 16"),
+        ("sampler.partial={engine_steps: 16, in_flight: 0.5}", "greater than or equal to 1"),
+        ("sampler.partial={engine_steps: 16}", ""),
+        ("sampler={name: hf, partial: {engine_steps: 16}}", "sampler.name is hf"),
         ("learner.offload=cpu", "possible: none, optimizer, parameters"),
         ("learner.offload=optimizer", ""),
         ("learner={offload: optimizer, zero_stage: 0}", "learner.zero_stage is 0"),
@@ -574,6 +584,26 @@ def test_an_impossible_value_is_refused_with_its_reason(write, override: str, me
 def test_settings_of_an_evaluation_that_does_not_happen_are_refused(write) -> None:
     text = failure(write(BASE), "data.eval=null", "trainer.eval_every=5")
     assert "trainer.eval_every is set, but data.eval is null" in text
+
+
+def test_ranks_of_their_own_that_sample_are_divided_into_copies(write) -> None:
+    path, split = write(BASE), "cluster={name: ray, sampler_ranks: 3, learner_ranks: 2}"
+    assert "does not divide 3 (cluster.sampler_ranks)" in failure(path, split, "sampler.tensor_parallel_size=2")
+    config = load(path, split, "sampler.tensor_parallel_size=3", "trainer.staleness=2")
+    counts = (config.cluster.num_sampler_ranks, config.cluster.num_learner_ranks, config.cluster.num_ranks)
+    assert counts == (3, 2, 5)
+    assert config.cluster.is_split
+    together = load(path, "cluster={name: ray, ranks: 3}").cluster
+    assert (together.num_sampler_ranks, together.num_learner_ranks, together.num_ranks) == (3, 3, 3)
+    assert not together.is_split
+
+
+def test_partial_rollouts_are_cut_at_steps_that_repeat_and_know_no_experts(write) -> None:
+    path, partial = write(BASE), "sampler.partial={engine_steps: 16}"
+    assert "experts of the last alone" in failure(path, partial, "learner.routing=replayed")
+    load(path, partial, "environment={name: game}")
+    text = failure(path, partial, "environment={name: game, scheduling: eager}")
+    assert "set environment.scheduling: reproducible, or sampler.partial: null" in " ".join(text.split())
 
 
 def test_ranks_that_sample_together_count_their_steps(write) -> None:

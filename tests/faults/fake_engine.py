@@ -58,8 +58,13 @@ class FakeEngine(OneByOneSampler, Learner):
         if checkpoint is not None:
             self._restore(checkpoint)
 
+    samples_apart = False
+
+    def publish(self) -> int:
+        return self.updates
+
     @contextmanager
-    def sampling(self) -> Iterator[FakeEngine]:
+    def sampling(self, version: int | None = None) -> Iterator[FakeEngine]:
         try:
             yield self
         finally:

@@ -153,7 +153,7 @@ class Audit:
         self._engine = start_engine(EngineSpec(*parts, teachers=setup.teachers, critic=setup.critic))
         about = self._engine.describe()
         names = [str(about[key]) for key in ("device_name", "sampler", "learner", "attention", "model_type")]
-        ranks = self._config.cluster.ranks
+        ranks = self._config.cluster.num_ranks
         found = f"{', '.join(names)}, {self._engine.precision}, {ranks} rank{'s' * (ranks > 1)}"
         self._emit(Finding("engine", "audit: engines", "ok", f"{found}; ready after {time.monotonic() - begin:.0f} s"))
 

@@ -135,8 +135,8 @@ class _OnDemand:
     def __init__(self, config: Config, setup: RunSetup, interruption: Interruption, stack: ExitStack) -> None:
         self._config, self._setup, self._interruption, self._stack = config, setup, interruption, stack
 
-    def sampling(self) -> AbstractContextManager[Sampler]:
-        return self._engine.sampling()
+    def sampling(self, version: int | None = None) -> AbstractContextManager[Sampler]:
+        return self._engine.sampling(version)
 
     @cached_property
     def _engine(self) -> Engine:

@@ -22,7 +22,7 @@ from mmrl.plugin_host.installed import installed
 
 _SECTIONS = tuple(
     f"mmrl.config.{name}"
-    for name in ("sections", "data", "evaluations", "reference", "critic", "cluster", "plugin_specs")
+    for name in ("sections", "data", "evaluations", "reference", "critic", "cluster", "partial", "plugin_specs")
 )
 _SHARED = "mmrl.policy_gradient"
 _WHERE: Mapping[str, str] = {

@@ -78,7 +78,7 @@ def calibrate(config: Config, setup: RunSetup) -> Measured:
             "sampler": config.sampler.model_copy(update={"tensor_parallel_size": 1, "pipeline_parallel_size": 1}),
         }
     )
-    count = min(PROMPTS, -(-config.trainer.prompts_per_step // config.cluster.ranks))
+    count = min(PROMPTS, -(-config.trainer.prompts_per_step // config.cluster.num_learner_ranks))
     spec = setup.engine_spec(setup.algorithm)
     engine = start_engine(replace(spec, config=alone, with_sampler=setup.step_source.samples))
     try:
@@ -159,7 +159,7 @@ def estimate(config: Config, networks: Sequence[TrainedSize], work: Workload, fo
         networks: Those that are trained, each on every row.
         work: Workload of a step with completions of the measured length.
     """
-    share = config.trainer.prompts_per_step / (config.cluster.ranks * found.prompts)
+    share = config.trainer.prompts_per_step / (config.cluster.num_learner_ranks * found.prompts)
     slowest = max(sum(update_flops(networks, row) for row in rank) for rank in work.rows)
     update = work.updates * (slowest / found.update_flops_per_s + found.optimizer_s)
     return Seconds(found.sync_s, found.generate_s * share, found.logprob_s * share, update)

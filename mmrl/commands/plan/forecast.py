@@ -66,7 +66,7 @@ class _Forecast:
     def __init__(self, config: Config, media_folder: Path, assumptions: Assumptions) -> None:
         self.config, self.assumptions, self.report = config, assumptions, Report()
         self._cluster_changes: dict[str, Any] = {}
-        if assumptions.gpus is not None and assumptions.gpus != config.cluster.ranks:
+        if assumptions.gpus is not None and assumptions.gpus != config.cluster.num_ranks:
             cluster = {"name": "ray" if assumptions.gpus > 1 else "local", "ranks": assumptions.gpus}
             self._cluster_changes = {f"cluster.{name}": value for name, value in cluster.items()}
             self.config = config = config.model_copy(update={"cluster": config.cluster.model_copy(update=cluster)})
@@ -253,7 +253,7 @@ class _Forecast:
             "peak": found.peak,
         }
         lines = [
-            f"at most {gigabytes(found.peak)} on each of {config.cluster.ranks} rank(s), an estimate:",
+            f"at most {gigabytes(found.peak)} on each of {config.cluster.num_learner_ranks} rank(s), an estimate:",
             f"weights {gigabytes(held.weights)}, float32 copies {gigabytes(held.master)}, optimizer "
             f"{gigabytes(held.optimizer)}, gradients {gigabytes(held.gradients)}, buckets {gigabytes(held.buckets)}",
             f"activations of the largest micro-batch: {gigabytes(taken[False])}, with gradient_checkpointing "
@@ -319,7 +319,7 @@ class _Forecast:
         found = self.model.host(self.config, samples=self._shares_device)
         if not found.kept:
             return
-        ranks = self.config.cluster.ranks
+        ranks = self.config.cluster.num_learner_ranks
         lines = [f"{gigabytes(found.needed)} of its machine's memory for each of {ranks} rank(s): {found.parts()}"]
         if self._shares_device:
             asleep = "drops its weights, and backs up the rest" if found.discards else "backs up its weights too"

@@ -103,7 +103,7 @@ def _nothing_fits(memory: int, needed: int, config: Config, found: Footprint, *,
         advice.insert(0, "lower data.max_prompt_tokens or sampler.max_new_tokens")
     setting = [
         f"ZeRO {learner.zero_stage}, offload {learner.offload}",
-        f"{config.cluster.ranks} rank(s), {config.sampler.ranks_together} of them share a sampler",
+        f"{config.cluster.num_ranks} rank(s), {config.sampler.ranks_together} of them share a sampler",
         f"micro-batches of {learner.tokens_per_microbatch} tokens",
     ]
     return ResourceError(

@@ -101,7 +101,9 @@ def workload(
         return lambda unit: shape.forward_flops(_work(shape, [unit], samples, share))
 
     rows = []
-    for units in shares_of(units_of(_items(samples, needs), share=share), config.cluster.ranks, cost_in(samples)):
+    for units in shares_of(
+        units_of(_items(samples, needs), share=share), config.cluster.num_learner_ranks, cost_in(samples)
+    ):
         own = [samples[index] for unit in units for index in unit.indices]
         packed = plan_microbatches(units_of(_items(own, needs), budget, share=share), budget, cost_in(own))
         rows.append([_work(shape, row, own, share) for row in packed])

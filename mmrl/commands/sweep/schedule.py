@@ -149,7 +149,7 @@ def errand_of(plan: SweepPlan, point: PlannedPoint) -> Errand:
     return Errand(
         request,
         plan.log(point),
-        devices=cluster.ranks,
+        devices=cluster.num_ranks,
         reserves=cluster.address is not None,
         folder=str(Path.cwd()),
         module=child_command.MODULE,

@@ -91,7 +91,7 @@ def sampler_memory(config: Config, folder: ModelFolder, width: int) -> SamplerMe
 
 def num_sequences(config: Config) -> int:
     """Completions that a copy of the sampler's weights samples in a step."""
-    replicas = config.cluster.ranks // config.sampler.ranks_together
+    replicas = config.cluster.num_sampler_ranks // config.sampler.ranks_together
     return math.ceil(config.trainer.prompts_per_step / replicas) * config.sampler.group_size
 
 

@@ -1,0 +1,40 @@
+"""The section of the config on rollouts that are sampled in parts, over several steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field
+
+from mmrl.config.base import Contradiction, Section
+
+
+class PartialConfig(Section):
+    """Rollouts that go on in the next step, with its weights, where a step's time is up."""
+
+    engine_steps: Annotated[int, Field(ge=16, le=10**9)]
+    """Steps of the sampler that a round takes at least; it ends once as many groups are finished as a step learns."""
+    in_flight: Annotated[float, Field(ge=1, le=4)] = 1.5
+    """Groups that are sampled at once, in multiples of `trainer.prompts_per_step`."""
+
+    def against(self, sampler: str, routing: str, scheduling: str | None) -> Iterator[Contradiction]:
+        """Contradictions with other sections, by dotted keys.
+
+        Args:
+            sampler: ``sampler.name``.
+            routing: ``learner.routing``.
+            scheduling: ``environment.scheduling``; None without an environment.
+        """
+        if sampler != "vllm":
+            what = f"sampler.partial needs a sampler that takes many steps, and sampler.name is {sampler}"
+            yield Contradiction(("sampler.partial", "sampler.name"), what, "set sampler.name: vllm, or partial: null")
+        if routing != "own":
+            what = f"learner.routing is {routing}, and of a rollout's parts the experts of the last alone are known"
+            remedy = "set learner.routing: own, or sampler.partial: null"
+            yield Contradiction(("sampler.partial", "learner.routing"), what, remedy)
+        if scheduling == "eager":
+            what = "sampler.partial ends a round by the sampler's steps, and with environment.scheduling: eager they "
+            what += "are not the same in every run"
+            remedy = "set environment.scheduling: reproducible, or sampler.partial: null"
+            yield Contradiction(("sampler.partial", "environment.scheduling"), what, remedy)

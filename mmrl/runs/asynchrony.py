@@ -1,0 +1,62 @@
+"""Rules for runs whose sampler does not wait for its learner, or samples rollouts in parts."""
+
+from __future__ import annotations
+
+from mmrl.config.sections import Config
+from mmrl.errors import ConfigError
+from mmrl.interfaces import Algorithm, Needs
+from mmrl.step.source import Source
+
+
+def check_asynchrony(config: Config, algorithm: Algorithm, needs: Needs, source: type[Source]) -> None:
+    """See that the algorithm suits ranks of its own that sample, ``trainer.staleness`` and ``sampler.partial``.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    if not source.samples:
+        _check_samples(config, source)
+    if config.sampler.partial is not None:
+        _check_partial(config, needs)
+    if config.trainer.staleness and needs.refill is not None and type(algorithm).state is not Algorithm.state:
+        raise ConfigError(
+            f"algorithm {config.algorithm.name!r} selects groups and has a state: it would select with the state of "
+            "whichever step is learned just then",
+            where=f"trainer.staleness: {config.trainer.staleness}",
+            possible="trainer.staleness: 0; an algorithm that selects without a state",
+            remedy="remove trainer.staleness, or choose another algorithm",
+        )
+
+
+def _check_samples(config: Config, source: type[Source]) -> None:
+    """See that a run whose steps sample nothing has no sampler of its own."""
+    cluster, partial = config.cluster, config.sampler.partial
+    asked = {"cluster.sampler_ranks": str(cluster.sampler_ranks)} if cluster.is_split else {}
+    asked |= {"sampler.partial.engine_steps": str(partial.engine_steps)} if partial is not None else {}
+    if asked:
+        raise ConfigError(
+            f"algorithm {config.algorithm.name!r} learns from {source.texts} of the dataset, and its steps sample "
+            "nothing",
+            where=", ".join(f"{key}: {value}" for key, value in asked.items()),
+            possible="cluster.ranks",
+            remedy=f"remove {', '.join(key.removesuffix('.engine_steps') for key in asked)}",
+        )
+
+
+def _check_partial(config: Config, needs: Needs) -> None:
+    """See that the algorithm's rollouts can be sampled in parts."""
+    sampled = [view.name for view in needs.views if view.sampled]
+    what = f"samples from view {sampled[0]!r} of a prompt" if sampled else ""
+    what = "compares each completion with a greedy one" if needs.greedy_rollout else what
+    if what:
+        raise ConfigError(
+            f"algorithm {config.algorithm.name!r} {what}, and that is not sampled in parts",
+            where=f"sampler.partial.engine_steps: {config.sampler.partial and config.sampler.partial.engine_steps}",
+            possible="sampler.partial: null; an algorithm whose completions are all sampled alike",
+            remedy="remove sampler.partial, or choose another algorithm",
+        )
+    raise ConfigError(
+        "rollouts that are sampled in parts are not served yet",
+        where="sampler.partial",
+        remedy="remove sampler.partial",
+    )
