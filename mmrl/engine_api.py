@@ -68,15 +68,18 @@ class Sampler(Protocol):
     def stop_after(self, engine_steps: int, groups: int) -> None:
         """Stop once so many further steps are made and so many further groups are over; ``Polled.stopped`` tells it.
 
-        A group is the submitted requests of one ``prompt.key``. One that is answered is over when its None is due. No
-        step is made after the stop until this is called again.
+        Nothing that is left is a stop too. A group is the submitted requests of one ``prompt.key`` that may be cut. A
+        request that is answered is over at the step at which its None is due. Steps over which the count jumps are
+        counted. Answers that are due at the stop are waited for; others may be missing. No step is made after the stop
+        until this is called again. It is called when all requests are submitted, before the first poll or at a stop.
         """
         raise AssertionError("this sampler samples each request to its end")
 
     def cut(self) -> Sequence[Cut]:
-        """Give up every request, and tell in the order of the tickets how each of them goes on.
+        """Give up every request at a stop, and tell in the order of the tickets how each of them goes on.
 
-        A request whose answer is missing is not among them. Prefix caches are dropped.
+        An episode whose turn is finished, and whose answer was not due, is not among them, whether that was given or
+        not. Prefix caches are dropped.
         """
         raise AssertionError("this sampler samples each request to its end")
 

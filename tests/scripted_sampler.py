@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.engine.sampler.admissions import SteppingSampler, continued
+from mmrl.engine.sampler.admissions import SteppingSampler, continued, turn_ids
 from mmrl.engine_api import SamplingRequest
 from mmrl.types import Rollout, RolloutGroup, Segment
 
@@ -54,11 +54,18 @@ class ScriptedSampler(SteppingSampler):
         done = [ticket for ticket, (_, _, left) in self._left.items() if left <= 0]
         return [(ticket, self._group(*self._left.pop(ticket)[:2])) for ticket in done], True
 
+    def _so_far(self, ticket: int) -> Segment | None:
+        _, ids, left = self._left.get(ticket, (None, (), 0))
+        return self._segment(ids[: len(ids) - left], self.weight_version) if len(ids) > left else None
+
+    def _segment(self, ids: Sequence[int], version: int | None = None) -> Segment:
+        return Segment(np.array(ids, np.int32), True, np.full(len(ids), -0.5, np.float32), version)
+
     def _group(self, request: SamplingRequest, ids: Sequence[int]) -> RolloutGroup:
         return RolloutGroup(request.prompt, tuple(self._rollout(request, i, ids) for i in range(request.num_samples)))
 
     def _rollout(self, request: SamplingRequest, index: int, ids: Sequence[int]) -> Rollout:
-        segment = Segment(np.array(ids, np.int32), True, np.full(len(ids), -0.5, np.float32))
+        segment = self._segment(ids)
         reason = "length" if len(ids) == request.max_new_tokens else "stop"
         facts: dict[str, Any] = {"finish_reason": reason, "weight_version": self.weight_version}
-        return continued(request, index, segment, text=self._decode(segment.token_ids), **facts)
+        return continued(request, index, segment, text=self._decode(turn_ids(request, segment.token_ids)), **facts)

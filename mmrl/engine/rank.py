@@ -275,7 +275,7 @@ class RankEngine:
             num_sequences=num_sequences(config),
             seed=config.trainer.seed,
             returns_experts=records_experts,
-            plays_episodes=config.environment is not None,
+            counts_steps=config.environment is not None or config.sampler.partial is not None,
         )
         return VLLMSampler(self._folder, self._media, self._kind, arguments)
 

@@ -64,7 +64,8 @@ class Segment:
         weight_version: The version of the weights that sampled it; None is the rollout's.
         images: Images whose tokens it holds, in order; only inserted segments have any.
         role: ``assistant`` for the policy's; else the role of the observation, ``tool`` or ``user``.
-        finish_reason: ``stop`` or ``length`` for a turn of the policy; None for others, and where it is the rollout's.
+        finish_reason: ``stop`` or ``length`` for a turn of the policy; None for others, where it is the rollout's, and
+            where the next segment continues it.
         continues: True if it goes on with the turn of the segment before it, under other weights.
     """
 
@@ -76,6 +77,11 @@ class Segment:
     role: str = "assistant"
     finish_reason: FinishReason | None = None
     continues: bool = False
+
+    @property
+    def begins_turn(self) -> bool:
+        """True if a turn of the policy begins with it; there are as many turns as such segments."""
+        return self.by_policy and not self.continues
 
 
 @dataclass(frozen=True)
@@ -121,7 +127,7 @@ class Sample:
     @cached_property
     def turn_of_token(self) -> IntArray:
         """(T,) the turn, from 0, that each token belongs to; inserted tokens belong to the turn before them."""
-        turns = np.cumsum([segment.by_policy and not segment.continues for segment in self.segments]) - 1
+        turns = np.cumsum([segment.begins_turn for segment in self.segments]) - 1
         return joined([np.full(len(s.token_ids), k) for k, s in zip(turns, self.segments, strict=True)], np.int64)
 
     @property

@@ -28,6 +28,8 @@ class SamplingRequest:
         segments: Segments that follow the prompt already: an episode's turns and what was inserted between them.
         answered_after: Engine steps after its end at which ``Sampler.answer`` is due; ``EAGER`` admits the answer as
             soon as it is there. None: the request ends here, and nobody answers.
+        may_be_cut: True if ``Sampler.stop_after`` counts its group, and ``Sampler.cut`` may come before its end. It has
+            one sample, and is sampled by the ranks that sample the others of its prompt.
     """
 
     prompt: EncodedPrompt
@@ -37,6 +39,12 @@ class SamplingRequest:
     seed: int
     segments: tuple[Segment, ...] = ()
     answered_after: int | None = None
+    may_be_cut: bool = False
+
+    @property
+    def goes_on(self) -> bool:
+        """True if it goes on with a turn of which a part was sampled before."""
+        return bool(self.segments) and self.segments[-1].by_policy
 
     @property
     def token_ids(self) -> IntArray:
@@ -76,12 +84,15 @@ class Polled:
     Attributes:
         finished: Requests that are finished, each told once.
         waits: Tickets of which an answer is missing and holds the sampler, or a part of its ranks, up.
-        stopped: True if ``Sampler.stop_after`` has ended the steps, or nothing is left.
+        stopped: True from a stop on that ``Sampler.stop_after`` has asked for.
+        over: Tickets that are over, each told once, of requests that may be cut: those that nobody answers when they
+            are finished, others at the step at which their None is due. So it does not depend on when that is given.
     """
 
     finished: Sequence[Finished] = ()
     waits: Sequence[int] = ()
     stopped: bool = False
+    over: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +102,8 @@ class Cut:
     Attributes:
         ticket: The name that ``Sampler.submit`` gave it.
         request: The request that goes on with it. Its last segment has what was sampled of the turn, and
-            ``max_new_tokens`` is what the turn has left. If nothing was sampled, it is the request as it was.
+            ``max_new_tokens`` is what the turn has left. If nothing was sampled, it is the request as it was. Its seed
+            is still that of what was sampled.
     """
 
     ticket: int

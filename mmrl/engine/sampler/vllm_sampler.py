@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from mmrl.engine.network.family import Family
 from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.network.shape import mixed_layers, model_shape
 from mmrl.engine.sampler import sleep_backend
-from mmrl.engine.sampler.admissions import SteppingSampler, continued
+from mmrl.engine.sampler.admissions import SteppingSampler, continued, turn_ids
 from mmrl.engine.sampler.vllm_arguments import check_engine_keys
 from mmrl.engine.sampler.vllm_exit import leave_asleep
 from mmrl.engine.text.encoding import unexpanded
@@ -61,6 +61,7 @@ class VLLMSampler(SteppingSampler):
         self._mixed_layers = mixed_layers(folder.config)
         self._request_ids = itertools.count()
         self._pending: dict[str, tuple[int, SamplingRequest]] = {}
+        self._unfinished: dict[int, CompletionOutput] = {}  # the last of each ticket that may be cut
         self.weight_version = NO_VERSION
         self.arguments = {**arguments}
         if folder.family.vision:
@@ -143,8 +144,10 @@ class VLLMSampler(SteppingSampler):
     def drop(self) -> None:
         super().drop()
         self._images.forget()
-        self._llm.llm_engine.abort_request(list(self._pending))
+        for request_id in sorted(self._pending, key=lambda name: self._pending[name][0]):
+            self._llm.llm_engine.abort_request([request_id])  # alone: vLLM makes a set of them, whose order is chance
         self._pending.clear()
+        self._unfinished.clear()
 
     def _begin(self, ticket: int, request: SamplingRequest) -> None:
         request_id = str(next(self._request_ids))
@@ -156,8 +159,16 @@ class VLLMSampler(SteppingSampler):
         for output in self._llm.llm_engine.step():
             if output.finished:
                 ticket, request = self._pending.pop(output.request_id)
+                self._unfinished.pop(ticket, None)
                 found.append((ticket, self._group(request, output)))
+            else:
+                ticket, _ = self._pending[output.request_id]
+                (self._unfinished[ticket],) = output.outputs
         return found, True
+
+    def _so_far(self, ticket: int) -> Segment | None:
+        completion = self._unfinished.get(ticket)
+        return None if completion is None else replace(self._segment(completion), weight_version=self.weight_version)
 
     def _add(self, request_id: str, request: SamplingRequest) -> None:
         """Enqueue a request; its images are read only if vLLM lacks the preprocessed form of one, by hash."""
@@ -191,7 +202,8 @@ class VLLMSampler(SteppingSampler):
             logprobs=0,
             flat_logprobs=True,  # three numbers a token in lists, and no dictionary
             detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
+            # The tokens of a request that is aborted are in no later output. Cumulative ones share vLLM's own lists.
+            output_kind=RequestOutputKind.CUMULATIVE if request.may_be_cut else RequestOutputKind.FINAL_ONLY,
         )
 
     def _group(self, request: SamplingRequest, output: RequestOutput) -> RolloutGroup:
@@ -206,15 +218,18 @@ class VLLMSampler(SteppingSampler):
         rollouts = tuple(self._rollout(request, completion) for completion in output.outputs)
         return RolloutGroup(request.prompt, rollouts)
 
-    def _rollout(self, request: SamplingRequest, completion: CompletionOutput) -> Rollout:
+    def _segment(self, completion: CompletionOutput) -> Segment:
         ids = np.array(completion.token_ids, np.int32)
-        known = completion.routed_experts
+        return Segment(ids, True, sampled_logprobs(completion.logprobs, ids))
+
+    def _rollout(self, request: SamplingRequest, completion: CompletionOutput) -> Rollout:
+        segment, known = self._segment(completion), completion.routed_experts
         finish: FinishReason = "length" if completion.finish_reason == "length" else "stop"
         return continued(
             request,
             completion.index,
-            Segment(ids, True, sampled_logprobs(completion.logprobs, ids)),
-            text=self._folder.tokenizer.decode(ids, skip_special_tokens=True),
+            segment,
+            text=self._folder.tokenizer.decode(turn_ids(request, segment.token_ids), skip_special_tokens=True),
             finish_reason=finish,
             weight_version=self.weight_version,
             experts=None if known is None else known[:, self._mixed_layers],  # vLLM has entries for dense layers too
@@ -232,7 +247,7 @@ def engine_arguments(
     num_sequences: int,
     seed: int,
     returns_experts: bool = False,
-    plays_episodes: bool = False,
+    counts_steps: bool = False,
 ) -> dict[str, Any]:
     """Arguments of vLLM's ``LLM``, the config's own in ``sampler.engine`` last.
 
@@ -241,7 +256,7 @@ def engine_arguments(
         max_tokens: Longest prompt and completion, or episode, together.
         num_sequences: Completions that a rank samples in a step.
         returns_experts: True if rollouts know their experts.
-        plays_episodes: True if an environment answers turns, at counted steps.
+        counts_steps: True if turns are answered, or requests cut, at counted steps.
 
     Raises:
         ConfigError: ``sampler.engine`` holds a key that mmrl owns, or that vLLM does not know.
@@ -278,7 +293,7 @@ def engine_arguments(
         arguments["enable_prefix_caching"] = False  # vLLM caches states at the ends of chunks
     if config.engine.get("enable_chunked_prefill") is False:  # a prompt must then fit into one step
         arguments["max_num_batched_tokens"] = max(arguments["max_num_batched_tokens"], max_tokens)
-    if plays_episodes:
+    if counts_steps:
         arguments["async_scheduling"] = False  # a step would return the tokens of the one before it
     if returns_experts:
         arguments["enable_return_routed_experts"] = True
