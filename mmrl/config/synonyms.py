@@ -73,6 +73,12 @@ _WORDS: Mapping[str, str] = {
     "sampler.engine.enable_prefix_caching": "enable_prefix_caching",
     "sampler.engine.max_num_batched_tokens": "max_num_batched_tokens",
     "sampler.engine.max_num_seqs": "max_num_seqs",
+    "sampler.partial":
+        "partial_rollout partial_rollouts async_training.partial_rollout in_flight_weight_updates "
+        "inflight_weight_updates interruptible_rollout",
+    "sampler.partial.in_flight":
+        "over_sampling_batch_size oversampling_factor max_concurrent_rollouts max_inflight_rollouts "
+        "max_inflight_tasks async_train_batch_size",
     "learner.weight_decay": "weight_decay",
     "learner.lr": "lr learning_rate actor_learning_rate actor_lr",
     "learner.warmup_steps": "lr_warmup_steps num_warmup_steps warmup_ratio lr_warmup_ratio lr_warmup_steps_ratio",
@@ -98,6 +104,11 @@ _WORDS: Mapping[str, str] = {
         "max_steps total_training_steps total_steps num_steps train_steps num_train_steps max_train_steps",
     "trainer.epochs": "total_epochs num_train_epochs num_epochs n_epochs num_episodes",
     "trainer.prompts_per_step": "rollout_batch_size train_batch_size generation_batch_size batch_size gen_batch_size",
+    "trainer.staleness":
+        "max_staleness max_staleness_steps staleness_threshold max_async_level async_level max_off_policy_steps "
+        "max_head_offpolicyness max_trajectory_age_steps sampling_steps_ahead async_generation_ratio async_queue_size "
+        "async_train async_training async_rollout fully_async one_step_off_policy "
+        "trigger_parameter_sync_step weight_sync_steps update_weights_interval",
     "trainer.eval_every": "val_freq test_freq eval_steps eval_freq eval_interval eval.steps",
     "trainer.eval_samples":
         "num_generations_eval eval_n_samples_per_prompt eval.n_samples_per_prompt val_kwargs.n "
@@ -113,6 +124,10 @@ _WORDS: Mapping[str, str] = {
     "cluster.ranks":
         "n_gpus_per_node num_gpus_per_node nnodes num_nodes num_gpus n_gpus num_processes world_size "
         "actor_num_gpus_per_node actor_num_nodes vllm_num_engines num_engines",
+    "cluster.sampler_ranks":
+        "rollout_num_gpus num_infer_gpus inference_gpu_ids rollout.nnodes rollout.n_gpus_per_node vllm_mode "
+        "vllm_server_base_url vllm_server_host generation.colocated.resources.gpus_per_node",
+    "cluster.learner_ranks": "trainer_gpu_ids num_train_gpus",
     "cluster.address": "ray_address ray_kwargs",
     "rewards":
         "reward_function reward_funcs reward_fn custom_reward_function reward_model reward_manager remote_url "
@@ -146,7 +161,8 @@ _WORDS: Mapping[str, str] = {
     "algorithm.dynamic_sampling": "online_filtering dynamic_filtering dynamic_filtering_enable filter_groups",
     "algorithm.dynamic_sampling.max_rounds": "max_try_make_batch max_num_gen_batches dynamic_sampling_max_gen_batches",
     "algorithm.reward_norm": "multi_objective_aggregation",
-    "algorithm.correction": "vllm_importance_sampling_correction rollout_correction is_correction_enable",
+    "algorithm.correction": "vllm_importance_sampling_correction rollout_correction is_correction_enable "
+        "use_importance_sampling_correction use_decoupled_loss use_rollout_log_probs",
 }  # fmt: skip
 """Words of the same meaning, by mmrl's key."""
 
@@ -161,6 +177,11 @@ _NOTES: Mapping[str, str] = {
     "trainer.epochs": "in place of trainer.steps",
     "trainer.run_dir": "everything of a run goes there",
     "cluster.ranks": "all GPUs together, with cluster.name: ray",
+    "cluster.sampler_ranks": "GPUs that sample alone, with cluster.name: ray and cluster.learner_ranks",
+    "cluster.learner_ranks": "GPUs that learn alone, with cluster.name: ray and cluster.sampler_ranks",
+    "trainer.staleness": "a fixed lag in steps, 0 to 4, and no bound; with cluster.sampler_ranks and learner_ranks",
+    "sampler.partial": "{engine_steps: N}: what is unfinished after a round goes on in the next one",
+    "sampler.partial.in_flight": "in multiples of trainer.prompts_per_step",
     "trackers": "a list such as [{name: ...}]; metrics.jsonl and the console need none",
     "rewards": "a list such as [{name: ...}]; a function of a file is path/to/file.py:function",
     "algorithm.kl.where": "loss or reward",
@@ -210,6 +231,10 @@ _ABSENT: Mapping[str, str] = {
     "video_fps video_max_pixels video_min_pixels": "videos are not read; take some frames as images",
     "use_torch_compile torch_compile use_liger_kernel use_liger": "mmrl decides what is compiled",
     "betas adam_beta1 adam_beta2 adam_epsilon optim strategy": "the optimizer is AdamW with betas 0.9 and 0.999",
+    "hybrid_engine colocate colocate_all colocate_all_models colocated generation.colocated.enabled":
+        "ranks sample and learn in turns with cluster.ranks, and apart with cluster.sampler_ranks and "
+        "cluster.learner_ranks",
+    "rollout.mode async_engine": "the sampler's steps are counted, so that a run repeats; trainer.staleness is its lag",
     "val_generations_to_log": "trainer.tracked_rollouts: those of each evaluation that trackers get",
     "val_only": "`mmrl eval` evaluates alone",
     "ray_timeline": "`mmrl train --profile` writes a trace",

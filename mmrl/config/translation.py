@@ -15,6 +15,7 @@ from typing import Any
 from jinja2 import Environment, TemplateError
 from pydantic import ValidationError
 
+from mmrl.config.foreign_asynchrony import STALENESS, staleness_of
 from mmrl.config.foreign_datasets import by_name, dataset_at, places
 from mmrl.config.plugin_specs import RewardSpec
 from mmrl.config.sections import Config
@@ -147,6 +148,9 @@ def translate(
         algorithms: The installed ones; another is left out.
         trackers: The installed ones, each with the names of its options.
         near: A further folder from which relative paths count.
+
+    Raises:
+        ConfigError: It asks for asynchronous time that mmrl does not have.
     """
     return _Translator(config, dataset, algorithms, trackers, near).translation
 
@@ -344,6 +348,8 @@ class _Translator:
         for key, folder in (("trainer.save_checkpoint_path", ""), ("trainer.experiment_name", "runs/")):
             if name := self._get(key, str):
                 self._put("trainer.run_dir", f"{folder}{name}", key)
+        for key, value in staleness_of(self._left).items():
+            self._put(STALENESS, value, key)
 
     def _trackers(self) -> None:
         key = "trainer.logger"

@@ -98,6 +98,7 @@ class RunFacts:
         accuracy: The component that tells right from wrong: ``trainer.eval_metric``, by default the first; None without
             rewards.
         evaluations: The same for each evaluation set that has a name; empty where there is only one, without a name.
+        staleness: Steps by which the weights that sample are behind those that learn.
     """
 
     group_size: int
@@ -107,6 +108,7 @@ class RunFacts:
     rewards: tuple[str, ...]
     accuracy: str | None = None
     evaluations: Mapping[str, str] = field(default_factory=dict)
+    staleness: int = 0
 
     @property
     def judges(self) -> dict[str, str | None]:

@@ -163,6 +163,7 @@ def facts_of(config: Config) -> RunFacts:
         rewards=(*own, *([] if config.environment is None else [ENVIRONMENT])),
         accuracy=config.accuracy,
         evaluations=judges_of(config),
+        staleness=config.trainer.staleness,
     )
 
 

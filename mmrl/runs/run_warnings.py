@@ -127,6 +127,7 @@ def run_facts(setup: RunSetup) -> RunFacts:
         rewards=(*dict.fromkeys(spec.metric for spec in config.rewards), *components),
         accuracy=config.accuracy,
         evaluations=judges_of(config),
+        staleness=config.trainer.staleness,
     )
 
 

@@ -20,6 +20,10 @@ from mmrl.runs.setup import RunSetup
 from mmrl.system.report import Report, shortened
 from mmrl.token_columns import POLICY
 
+_IDLE = ("perf/idle_sampler_fraction", "perf/idle_learner_fraction", "perf/step_s")
+_STALE = ("staleness/mean", "staleness/max")
+_UNEVEN = 0.1
+"""Share of the time that one side of the ranks has to wait more than the other before a run tells what to change."""
 SHOWN_ROWS = 5
 """Dropped rows of a dataset that are shown."""
 
@@ -68,6 +72,7 @@ def closing(
     report.show("done", [f"{plural(policy.step, 'step')}; {directory}"])
     courses = ((name, _course(_values(name, metrics), name, config.trainer)) for name in _outcomes(config, metrics))
     report.show("outcome", [f"{name}: {course}" for name, course in courses])
+    report.show("time", waited(metrics))
     report.show("policy" if policy.role == POLICY else "model", [str(policy.model)])
     run = shlex.quote(str(directory))
     next_steps = [f"mmrl export {run} FOLDER", f"mmrl replay {run}"]
@@ -82,11 +87,38 @@ def closing(
     return report.lines
 
 
+def waited(metrics: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """Lines on what ranks of their own have waited, and on how old tokens were; none of other runs.
+
+    The first step is left out: nothing could be gathered before it.
+    """
+    later = [each for step, each in metrics.items() if step > 1]
+    timed = [[each[name] for name in _IDLE] for each in later if all(name in each for name in _IDLE)]
+    lines = list[str]()
+    if timed:
+        whole = sum(seconds for *_, seconds in timed)
+        sampler, learner = (sum(each[side] * each[2] for each in timed) / max(whole, 1e-9) for side in (0, 1))
+        line = (
+            f"ranks that sample waited {sampler:.0%} of the time for weights, those that learn {learner:.0%} for groups"
+        )
+        less, more = ("learner", "sampler") if learner > sampler else ("sampler", "learner")
+        if abs(learner - sampler) > _UNEVEN:
+            line += f"; fewer cluster.{less}_ranks and more cluster.{more}_ranks would shorten a step"
+        lines.append(line)
+    aged = [each for each in later if all(name in each for name in _STALE)]
+    if aged:
+        mean = sum(each["staleness/mean"] for each in aged) / len(aged)
+        most = max(each["staleness/max"] for each in aged)
+        lines.append(f"tokens were {mean:.2g} optimizer steps old when they were learned, {most:g} at most")
+    return lines
+
+
 def shown_metrics(config: Config) -> list[str]:
     """The metrics that ``closing`` and ``way_on`` look at."""
     condition = config.trainer.stop_condition
     of_sets = [name for each in config.evaluations.values() for name in (each.accuracy_metric, each.mean_metric)]
     names = [config.trainer.best_metric, *of_sets, *MET, condition.metric if condition else None]
+    names += [*_IDLE, *_STALE] if config.cluster.is_split or config.sampler.partial is not None else []
     return list(dict.fromkeys(filter(None, names)))
 
 
@@ -208,11 +240,16 @@ def _count(parameters: int) -> str:
 
 
 def _engines(config: Config, setup: RunSetup) -> str:
-    ranks = config.cluster.num_ranks
+    ranks, cluster = config.cluster.num_ranks, config.cluster
     on_cluster = f"{plural(ranks, 'rank')} on {config.cluster.name}"
     where = "1 rank in this process" if config.cluster.name == "local" else on_cluster
     sampler = f"{config.sampler.name} samples"
     if config.sampler.ranks_together > 1:
         sampler += f" ({config.sampler.ranks_together} ranks together)"
-    parts = [where, *([sampler] if setup.with_sampler else []), f"DeepSpeed learns (ZeRO {config.learner.zero_stage})"]
-    return ", ".join(parts)
+    learner = f"DeepSpeed learns (ZeRO {config.learner.zero_stage})"
+    if cluster.is_split:
+        sampler += f" on {cluster.num_sampler_ranks}"
+        learner += f" on {cluster.num_learner_ranks}, {plural(config.trainer.staleness, 'step')} ahead"
+    if (partial := config.sampler.partial) is not None:
+        sampler += f" in parts of {partial.engine_steps} of its steps at least"
+    return ", ".join([where, *([sampler] if setup.with_sampler else []), learner])

@@ -27,6 +27,9 @@ _OTHERS = [
     ("rollout/acceptance_rate", "kept {:.2f}"),
     ("policy/grad_norm", "grad {:.2g}"),
     ("critic/explained_variance", "expl {:.2f}"),
+    ("staleness/mean", "stale {:.2g}"),
+    ("perf/idle_sampler_fraction", "sampler idle {:.0%}"),
+    ("perf/idle_learner_fraction", "learner idle {:.0%}"),
     ("perf/step_s", "{:.1f} s"),
 ]
 _REDRAWN_S = 0.1

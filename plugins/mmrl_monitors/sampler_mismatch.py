@@ -1,6 +1,8 @@
 """Sampler and learner that drift apart: the 99th percentile of the gap between their log-probs of a token.
 
-The mean of the gap, which a run logs, hides the few tokens that an engine's bug or stale weights concern.
+The mean of the gap, which a run logs, hides the few tokens that an engine's bug or stale weights concern. Tokens of
+weights that the learner has left behind have another log-prob in sound engines, so those of a step's newest weights are
+compared, and nothing is where these are behind as well (``trainer.staleness``): a probe of each version compares there.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from mmrl.interfaces import Finding, Monitor, PluginConfig, StepRecord, StepView
+from mmrl.types import IntArray, Rollout
 
 
 class SamplerMismatch(Monitor):
@@ -26,9 +29,13 @@ class SamplerMismatch(Monitor):
     config: Config
 
     def measure(self, record: StepRecord) -> dict[str, float]:
-        """``gap_p99``: in nats, over the tokens that the policy wrote and the step has learned from."""
+        """``gap_p99``: in nats, over the tokens that the policy wrote with the newest weights and the step has learned
+        from."""
+        if record.run.staleness:
+            return {}
+        newest = max((each.weight_version for group in record.trained for each in group.scored.rollouts), default=0)
         gaps = [
-            np.abs(logprobs - rollout.sampler_logprobs)[rollout.mask]
+            np.abs(logprobs - rollout.sampler_logprobs)[rollout.mask & (_versions(rollout) == newest)]
             for group in record.trained
             for rollout, logprobs in zip(group.scored.rollouts, group.logprobs, strict=True)
             if len(logprobs) and not rollout.view  # else they are about two prompts
@@ -50,3 +57,9 @@ class SamplerMismatch(Monitor):
                 {"gap_p99": gap, "baseline_gap_p99": baseline.median},
             ),
         )
+
+
+def _versions(rollout: Rollout) -> IntArray:
+    """(T,) the version of the weights that each token was sampled with, and of inserted ones that of the rollout."""
+    found = [rollout.weight_version if s.weight_version is None else s.weight_version for s in rollout.segments]
+    return np.repeat(found, [len(s.token_ids) for s in rollout.segments]).astype(np.int64)

@@ -2,7 +2,9 @@
 
 - ``prompts``: the same (epoch, prompt) in one step after another, as when the data order is stuck. A dataset that is
   smaller than a step comes again in another epoch, and is no alarm.
-- ``weights``: completions are of the same weights as those of the step before, though that step has updated them.
+- ``weights``: completions are of the same weights as those of the step before, though weights have changed between the
+  two steps that these should come from: with ``trainer.staleness`` k those are k steps earlier, and all of the first
+  k + 1 steps are sampled with the first weights.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class StaleData(Monitor):
         versions, norms = step.measured_curve("weights"), step.curve("policy/grad_norm")
         if step.measured("weights") is None or len(versions) < 2:
             return findings
-        has_updated = step.step - 1 in norms.steps[-2:].tolist()
+        lag = step.run.staleness
+        has_updated = step.step - 1 - lag in norms.steps[-2 - lag :].tolist()
         before, now = versions.tail(2).tolist()
         what = "completions are sampled by weights of an earlier step"
         remedy = "check that new weights reach the sampler (`mmrl doctor`); its own log-probs are then too old as well"

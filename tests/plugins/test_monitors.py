@@ -419,6 +419,19 @@ def test_the_gap_is_that_of_tokens_that_were_learned_from() -> None:
     assert measured(made(SamplerMismatch), of_rollouts(one)) == {}
 
 
+def test_the_gap_is_that_of_the_newest_weights_tokens() -> None:
+    """The others' log-probs have moved since, in sound engines too."""
+    old = Segment(np.array([1, 2], np.int32), True, np.array([-1.0, -1.0], np.float32), weight_version=3)
+    new = Segment(np.array([3], np.int32), True, np.array([-1.0], np.float32), weight_version=4, continues=True)
+    prompt = make_rollouts(["x"])[0].prompt
+    parts, stale = Rollout(prompt, (old, new), 0, "x", "stop", 4), Rollout(prompt, (old,), 1, "x", "stop", 3)
+    learned = [np.array([9.0, 9.0, -1.25], np.float32), np.array([9.0, 9.0], np.float32)]
+    groups = of_rollouts(parts, stale, logprobs=learned)
+    assert measured(made(SamplerMismatch), groups) == {"gap_p99": 0.25}
+    behind = StepRecord(3, replace(FACTS, staleness=1), lambda: [groups])
+    assert made(SamplerMismatch).measure(behind) == {}
+
+
 SEVERAL, ONE = replace(FACTS, updates_per_batch=4), replace(FACTS, updates_per_batch=1)
 
 
@@ -506,6 +519,20 @@ def test_stale_weights() -> None:
     assert frozen(5, updated) == [(8, "weights")] and frozen(12, updated) == []
     assert frozen(10, updated) == []  # two steps of the same
     assert frozen(5, lambda step: None) == []  # no step has updated anything
+
+
+@pytest.mark.parametrize("lag", [1, 2, 4])
+def test_weights_that_are_behind_by_the_runs_lag_are_not_stale(lag: int) -> None:
+    def sampled(by: int, frozen: int = 99) -> list[tuple[int, str]]:
+        def weights(step: int) -> float:
+            return float(min(max(step - 1 - by, 0), frozen))
+
+        metrics = steps(16, monitor__mine__weights=weights, policy__grad_norm=always(1.0))
+        return told(made(StaleData), metrics, run=replace(FACTS, staleness=lag))
+
+    assert sampled(by=lag) == []
+    assert sampled(by=lag, frozen=3) == [(3 + 1 + lag + 3, "weights")]
+    assert sampled(by=8)[0] == (2 + lag + 2, "weights"), "further behind than the config says"
 
 
 @pytest.mark.parametrize(

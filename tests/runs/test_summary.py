@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mmrl.config.load import from_mapping
-from mmrl.runs.summary import _files, closing
+from mmrl.runs.summary import _files, closing, shown_metrics, waited
 from mmrl.step.gather import Comparisons, Given, Rollouts
 from mmrl.system.report import Report
 from tests.faults.runs import Runs, events, records, steps
@@ -158,3 +158,32 @@ def test_the_outcome_of_a_graded_reward_is_its_mean() -> None:
     for mean, told in ((0.5, "eval/iou_mean: 0.5 at step 2"), (0.0, "eval/accuracy: 0 at step 2")):
         metrics = {2: {"eval/accuracy": 0.0, "eval/iou_mean": mean}}
         assert told in "\n".join(closing(config, Path("run"), metrics, policy))
+
+
+def idle(sampler: float, learner: float, seconds: float = 10.0) -> dict[str, float]:
+    sides = {"perf/idle_sampler_fraction": sampler, "perf/idle_learner_fraction": learner}
+    return {**sides, "perf/step_s": seconds}
+
+
+def test_a_run_tells_at_its_end_which_ranks_have_waited_and_for_whose_sake() -> None:
+    """By time, not by steps; the first step is another."""
+    steps = {1: idle(0.0, 1.0, 99.0), 2: idle(0.0, 0.5), 3: idle(0.2, 0.1, 30.0)}
+    assert waited(steps) == [
+        "ranks that sample waited 15% of the time for weights, those that learn 20% for groups",
+    ]
+    (line,) = waited({2: idle(0.3, 0.0)})
+    assert line.endswith("; fewer cluster.sampler_ranks and more cluster.learner_ranks would shorten a step")
+    (line,) = waited({2: idle(0.0, 0.3)})
+    assert line.endswith("; fewer cluster.learner_ranks and more cluster.sampler_ranks would shorten a step")
+    aged = {1: {"staleness/mean": 0.0, "staleness/max": 0.0}, 2: {"staleness/mean": 1.5, "staleness/max": 3.0}}
+    assert waited(aged) == ["tokens were 1.5 optimizer steps old when they were learned, 3 at most"]
+    assert waited({1: {"perf/step_s": 1.0}, 2: {"perf/step_s": 1.0}}) == []
+
+
+def test_only_runs_that_have_them_look_for_what_their_ranks_have_waited() -> None:
+    plain = {"model": {"path": "m"}, "data": {"train": {"name": "x"}}, "algorithm": {"name": "a"}}
+    plain |= {"rewards": [{"name": "r"}]}
+    split = {"cluster": {"name": "ray", "sampler_ranks": 1, "learner_ranks": 1}}
+    assert "perf/idle_sampler_fraction" not in shown_metrics(from_mapping(plain))
+    assert "perf/idle_sampler_fraction" in shown_metrics(from_mapping(plain | split))
+    assert "staleness/max" in shown_metrics(from_mapping(plain | {"sampler": {"partial": {"engine_steps": 16}}}))

@@ -44,6 +44,14 @@ def screen(text, width=200):
     return [line.rstrip() for line in lines]
 
 
+def test_a_step_of_ranks_of_their_own_says_which_of_them_waited_and_how_old_its_tokens_were():
+    stream = io.StringIO()
+    metrics = {"perf/step_s": 2.0, "staleness/mean": 1.25, "staleness/max": 4.0}
+    metrics |= {"perf/idle_sampler_fraction": 0.0, "perf/idle_learner_fraction": 0.218}
+    Console(20, stream).step(3, metrics)
+    assert stream.getvalue() == "step  3/20  stale 1.2  sampler idle 0%  learner idle 22%  2.0 s\n"
+
+
 def test_a_step_is_one_line_of_the_metrics_that_are_there():
     stream = io.StringIO()
     metrics = {
