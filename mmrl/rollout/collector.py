@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,22 +15,19 @@ from mmrl.config.evaluations import EvaluationSet
 from mmrl.config.sections import Config
 from mmrl.data.order import request_seed
 from mmrl.engine_api import Sampler, SamplingRequest
-from mmrl.errors import ConfigError, MMRLError, plugin_errors, plural
+from mmrl.errors import ConfigError, plugin_errors
 from mmrl.interfaces import Algorithm, Needs
 from mmrl.interfaces.views import members_of_views
 from mmrl.ops import metrics
 from mmrl.rollout.batch import SampledStep, batch_of, rollouts_of, weights_of, with_greedy
 from mmrl.rollout.episodes.failures import CallTally
 from mmrl.rollout.episodes.player import EpisodePlayer
-from mmrl.rollout.episodes.scoring import EpisodeScoring, score_episodes
-from mmrl.rollout.rewards.failures import Failure, Failures, describe
-from mmrl.rollout.rewards.scorer import Scorer, Scoring
+from mmrl.rollout.rewards.failures import Failure, Failures
+from mmrl.rollout.rewards.scorer import Scorer
+from mmrl.rollout.scores import GroupScores, Keep
 from mmrl.rollout.view_sampling import sampled_groups
 from mmrl.system.clock import Clock
 from mmrl.types import Batch, EncodedPrompt, RolloutGroup, ScoredGroup
-
-Keep = Callable[[ScoredGroup, Sequence[Failure]], object]
-"""Called with a group as soon as it is scored, and with the failures of rewards on its rollouts."""
 
 
 class SamplingEngine(Protocol):
@@ -132,10 +128,7 @@ class Collector:
                 pairs = enumerate(zip(found, kept, strict=True))
                 groups += [replace(scored, kept=keep, place=(number, place)) for place, (scored, keep) in pairs]
                 left -= sum(kept)
-        failed_calls = None if sampling.calls is None else sampling.calls.failed_fraction
-        stats = metrics.failure_metrics("reward", sampling.failures.fractions(self._rewards))
-        stats |= metrics.episode_metrics(rollouts_of(groups), failed_calls)
-        gathered = SampledStep(step, groups[0].rollouts[0].weight_version, groups, stats)
+        gathered = self._gathered(step, groups, sampling)
         return replace(gathered, learned=gathered.kept)
 
     def evaluate(
@@ -182,6 +175,13 @@ class Collector:
     def batch(self, groups: Sequence[ScoredGroup]) -> Batch:
         """The groups' rollouts as one batch, without learner log-probs yet."""
         return batch_of(groups, weights_of(self._config), self.penalties)
+
+    def _gathered(self, step: int, groups: Sequence[ScoredGroup], sampling: _Sampling) -> SampledStep:
+        """A step's groups with the metrics of their gathering."""
+        failed_calls = None if sampling.calls is None else sampling.calls.failed_fraction
+        stats = metrics.failure_metrics("reward", sampling.failures.fractions(self._rewards))
+        stats |= metrics.episode_metrics(rollouts_of(groups), failed_calls)
+        return SampledStep(step, groups[0].rollouts[0].weight_version, groups, stats)
 
     @property
     def _rewards(self) -> list[str]:
@@ -253,13 +253,6 @@ class Collector:
         with closing(played):
             yield played
 
-    def _submit(self, group: RolloutGroup, failures: Failures, *, needed: bool) -> Scoring | EpisodeScoring:
-        """Score a group in the background."""
-        environment, rewards = self._config.environment, self._config.rewards
-        if environment is None:
-            return self._scorer.submit(group, failures, needed=needed)
-        return score_episodes(self._scorer, rewards, environment.weights, group, failures, needed=needed)
-
     def _generate_and_score(
         self,
         sampling: _Sampling,
@@ -278,94 +271,29 @@ class Collector:
             needed: As of ``Scorer.submit``.
         """
         num_groups = len(requests) if num_groups is None else num_groups
-        clock, failures = sampling.clock, sampling.failures
-        failures.expect(sum(request.num_samples for request in requests))
-        known, scores = len(failures.since(0)), _Scores(failures, keep)
-        explained = len(failures.unscored_since(0))
-        generated, before = dict[int, RolloutGroup](), list(self.generated)
-        try:
-            with clock.phase("generate"), self._groups(sampling, requests, namespace, members, num_groups) as groups:
-                for index, group in groups:
-                    clock.count("generate", sum(len(rollout.token_ids) for rollout in group.rollouts))
-                    if index < num_groups:
-                        generated[index] = group
-                        self.generated.append(group)
-                    else:  # cannot be recorded without its group
-                        group = replace(group, rollouts=tuple(replace(each, greedy=True) for each in group.rollouts))
-                    scores.add(index, self._submit(group, failures, needed=needed))
-                    self._progress("generate", len(scores), len(requests))
-                    for done in scores.unkept:
-                        scores.result(done)
-            with clock.phase("score"):
-                return [scores.result(index) for index in range(len(requests))]
-        finally:
-            self.generated = [*before, *(generated[index] for index in sorted(generated))]
-            for done in scores.unkept:
-                with suppress(MMRLError):  # another error is raised already
-                    scores.result(done)
-            for failure in failures.since(known):
-                self._report(failure)
-            self._report_unscored(failures.unscored_since(explained))
+        clock, generated, before = sampling.clock, dict[int, RolloutGroup](), list(self.generated)
+        sampling.failures.expect(sum(request.num_samples for request in requests))
+        scores = self._scores(sampling, keep, needed=needed)
+        with scores.telling():
+            try:
+                with clock.phase("generate"), self._groups(sampling, requests, namespace, members, num_groups) as found:
+                    for index, group in found:
+                        clock.count("generate", sum(len(rollout.token_ids) for rollout in group.rollouts))
+                        if index < num_groups:
+                            generated[index] = group
+                            self.generated.append(group)
+                        else:  # cannot be recorded without its group
+                            group = replace(group, rollouts=tuple(replace(e, greedy=True) for e in group.rollouts))
+                        scores.add(index, group)
+                        self._progress("generate", len(scores), len(requests))
+                        scores.keep_done()
+                with clock.phase("score"):
+                    return [scores.result(index) for index in range(len(requests))]
+            finally:
+                self.generated = [*before, *(generated[index] for index in sorted(generated))]
 
-    def _report(self, failure: Failure) -> None:
-        message = f"reward {failure.reward!r} {failure.cause}: {describe([failure.rollout])}"
-        self._event(
-            "reward_failed",
-            message=message,
-            reward=failure.reward,
-            prompt=failure.rollout.prompt.id,
-            epoch=failure.rollout.prompt.epoch,
-            member=failure.rollout.index,
-            cause=failure.cause,
-            details=failure.details,
-        )
-
-    def _report_unscored(self, unscored: Sequence[Failure]) -> None:
-        """Tell of each reward how many rollouts it has left unscored, and why the first one."""
-        counts = Counter(each.reward for each in unscored)
-        for first in {each.reward: each for each in reversed(unscored)}.values():
-            count, of = counts[first.reward], first.rollout
-            left = f"reward {first.reward!r} left {plural(count, 'rollout')} unscored"
-            message = f"{left}; of {describe([of])} it {first.cause}"
-            where = {"prompt": of.prompt.id, "epoch": of.prompt.epoch, "member": of.index}
-            self._event(
-                "reward_unscored", message=message, reward=first.reward, count=count, cause=first.cause, **where
-            )
-
-
-class _Scores:
-    """The groups of one call that are being scored, by the index of their request.
-
-    Args:
-        keep: Called once with each group that is scored, and with the failures of rewards on it since now.
-    """
-
-    def __init__(self, failures: Failures, keep: Keep | None) -> None:
-        self._failures, self._known, self._keep = failures, len(failures.since(0)), keep
-        self._scorings: dict[int, Scoring | EpisodeScoring] = {}
-        self._unkept = dict[int, None]()  # in the order of their ends; only those left are looked at for each new one
-
-    def __len__(self) -> int:
-        return len(self._scorings)
-
-    def add(self, index: int, scoring: Scoring | EpisodeScoring) -> None:
-        self._scorings[index] = scoring
-        if self._keep is not None:
-            self._unkept[index] = None
-
-    @property
-    def unkept(self) -> list[int]:
-        """Groups that are scored and still to be kept; none without ``keep``."""
-        return [index for index in self._unkept if self._scorings[index].done()]
-
-    def result(self, index: int) -> ScoredGroup:
-        """A group's scores, when they are there; keeps it."""
-        scored = self._scorings[index].result()
-        if self._keep is not None and index in self._unkept:
-            own = [each for each in self._failures.since(self._known) if each.rollout.prompt.key == scored.key]
-            self._keep(scored, own)
-            del self._unkept[index]
-        return scored
+    def _scores(self, sampling: _Sampling, keep: Keep | None = None, *, needed: bool) -> GroupScores[Any]:
+        return GroupScores(self._config, self._scorer, sampling.failures, self._event, keep=keep, needed=needed)
 
 
 def evaluation_metrics(batch: Batch, how: EvaluationSet) -> dict[str, float]:
