@@ -33,7 +33,7 @@ SOURCES = ("mmrl", "plugins", "datasets")
 TEMPLATE = Path("mmrl/plugin_host/template")
 HEAVY = {"PIL", "datasets", "deepspeed", "math_verify", "pyarrow", "ray", "sklearn", "swanlab", "tensorboard", "torch"}
 HEAVY |= {"transformers", "vllm"}
-COLUMNAR = {"mmrl.rollout.records.columns", "mmrl.rollout.records.writing"}
+COLUMNAR = {f"mmrl.rollout.records.{name}" for name in ("columns", "schema", "writing")}
 """Modules that are made of pyarrow's types."""
 SLOW_TO_COLLECT = {
     "datasets", "deepspeed", "math_verify", "mlflow", "nbclient", "peft", "ray", "sklearn", "swanlab", "sympy",

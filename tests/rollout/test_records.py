@@ -31,6 +31,7 @@ from mmrl.rollout.records import (
     reading,
     recorded_files,
     recorded_steps,
+    schema,
     unknown,
     writing,
 )
@@ -345,8 +346,8 @@ def test_the_size_of_an_images_file_is_recorded_and_unknown_where_an_older_versi
     (read, *_) = read_groups(json.loads(json.dumps(group_records([made.scored]))), tmp_path)
     assert [ref.file_size for ref in read.group.prompt.images] == [(1600, 1200), None]
     image = pa.struct({"hash": pa.string(), "width": pa.int32(), "height": pa.int32()})
-    place = columns.GROUP.get_field_index("images")
-    monkeypatch.setattr(columns, "GROUP", columns.GROUP.set(place, pa.field("images", pa.list_(image))))
+    place = schema.GROUP.get_field_index("images")
+    monkeypatch.setattr(schema, "GROUP", schema.GROUP.set(place, pa.field("images", pa.list_(image))))
     older = [[ref.file_size for ref in each.rollout.images] for each in read_rollouts(write(tmp_path, [made]))]
     assert older == [[None, None]] * len(sizes)
 
@@ -445,7 +446,7 @@ def test_a_file_that_was_written_before_the_table_had_a_column_is_read_by_every_
     records, step, document = read()
     credited = dataclasses.make_dataclass("Credited", [("mood", Any, ())], bases=(CreditedGroup,), frozen=True)
     monkeypatch.setattr(reading, "CreditedGroup", credited)
-    monkeypatch.setattr(columns, "_OF_ROLLOUT", (*columns._OF_ROLLOUT, "mood"))
+    monkeypatch.setattr(columns, "OF_ROLLOUT", (*columns.OF_ROLLOUT, "mood"))
     for module in (columns, lines, reading, viewed_groups):
         monkeypatch.setattr(module, "COLUMNS", (*COLUMNS, added))
     found, again, shown = read()
@@ -563,7 +564,7 @@ def test_a_small_file_has_a_small_head_and_one_with_a_larger_head_is_read_alike(
     older.parent.mkdir(parents=True)
     metadata = pq.ParquetFile(file).metadata.metadata
     pq.write_table(
-        pq.ParquetFile(file).read().cast(columns.GROUP).replace_schema_metadata(metadata), older, compression="zstd"
+        pq.ParquetFile(file).read().cast(schema.GROUP).replace_schema_metadata(metadata), older, compression="zstd"
     )
     assert older.stat().st_size > 25_000 and b"ARROW:schema" in pq.ParquetFile(older).metadata.metadata
     assert list(read_lines(older)) == list(read_lines(file))

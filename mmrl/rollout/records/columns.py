@@ -22,195 +22,24 @@ import pyarrow.parquet as pq
 
 from mmrl.errors import DataError
 from mmrl.rollout.records.pairs import own_sum
+from mmrl.rollout.records.schema import (
+    ABSENT,
+    AS_JSON,
+    EPISODE,
+    FIELDS,
+    OF_MISMATCHED,
+    OF_PROMPT,
+    OF_ROLLOUT,
+    OF_SCORES,
+    OF_SOME,
+    OF_VIEWS,
+    SCHEMA,
+    listed,
+)
 from mmrl.rollout.records.unknown import tell_unknown
-from mmrl.token_columns import COLUMNS, CRITIC_COLUMNS, MISMATCHED_COLUMNS, VIEW_COLUMNS, TokenColumn
+from mmrl.token_columns import COLUMNS, TokenColumn
 
-SCHEMA = 2
 _ESCAPE = "\0"
-_IDS, _FLOATS, _EXACT = pa.list_(pa.int32()), pa.list_(pa.float32()), pa.list_(pa.float64())
-_IMAGE = pa.struct({"hash": pa.string(), "width": pa.int32(), "height": pa.int32(), "file_size": _IDS})
-"""``file_size`` is null where it is not known; files of older versions lack it."""
-_IMAGES = pa.list_(_IMAGE)
-_TURN = pa.struct(
-    {
-        "text": pa.string(),
-        "calls": pa.list_(pa.struct({"name": pa.string(), "arguments": pa.string(), "error": pa.string()})),
-        "finish_reason": pa.string(),
-        "tokens_left": pa.int32(),
-        "content": pa.list_(pa.struct({"text": pa.string(), "image": _IMAGE})),  # null if there was no answer
-        "role": pa.string(),
-        "reward": pa.float64(),
-        "done": pa.bool_(),
-        "info": pa.string(),
-        "began": pa.int64(),
-        "finished": pa.int64(),
-    }
-)
-
-
-def listed(column: TokenColumn) -> str:
-    """The field with one value for each token."""
-    return f"{column.record}s" if column.known == "by credit" else column.record
-
-
-def _fields_of(*columns: TokenColumn) -> dict[str, pa.DataType]:
-    """The fields of columns; one number stands for a list of equal ones by credit."""
-    fields: dict[str, pa.DataType] = {}
-    for column in columns:
-        values = pa.list_(number := pa.from_numpy_dtype(column.dtype))
-        fields |= {column.record: number, listed(column): pa.list_(values) if column.is_per_update else values}
-    return fields
-
-
-ROLLOUT = pa.struct(
-    {
-        "index": pa.int32(),
-        "greedy": pa.bool_(),
-        "completion": pa.string(),
-        "finish_reason": pa.string(),
-        "weight_version": pa.int64(),
-        "reward": pa.float64(),
-        "rewards": pa.map_(pa.string(), pa.float64()),  # null where it was not scored
-        "answers": pa.map_(pa.string(), pa.string()),
-        "valid": pa.bool_(),
-        "token_ids": _IDS,
-        "mask": pa.list_(pa.bool_()),
-        "segments": pa.list_(  # null where ``mask`` tells all
-            pa.struct(
-                {
-                    "tokens": pa.int32(),
-                    "by_policy": pa.bool_(),
-                    "weight_version": pa.int64(),
-                    "images": _IMAGES,
-                    "role": pa.string(),
-                    "finish_reason": pa.string(),
-                }
-            )
-        ),
-        **_fields_of(*(column for column in COLUMNS if column not in CRITIC_COLUMNS)),
-        "turns": _IDS,  # of each token; null, as all of an episode, without an environment
-        "turn_rewards": _EXACT,
-        "final_value": pa.float32(),
-        "episode": pa.list_(_TURN),
-        "components": pa.map_(pa.string(), pa.float64()),
-        "failure": pa.string(),
-    }
-)
-GROUP = pa.schema(
-    {
-        "group": pa.int32(),
-        "epoch": pa.int32(),
-        "prompt_id": pa.string(),
-        "source": pa.string(),
-        "round": pa.int32(),  # null, as ``place``, if it was sampled in an earlier step
-        "place": pa.int32(),
-        "kept": pa.bool_(),
-        "trained": pa.bool_(),
-        "messages": pa.list_(pa.struct({"role": pa.string(), "content": pa.string()})),
-        "prompt": pa.string(),
-        "prompt_token_ids": _IDS,
-        "images": _IMAGES,
-        "answer": pa.string(),
-        "choices": pa.list_(pa.string()),
-        "columns": pa.string(),
-        "columns_as_text": pa.map_(pa.string(), pa.string()),
-        "demonstration": pa.string(),
-        "candidates": pa.list_(pa.struct({"text": pa.string(), "score": pa.float64(), "images": _IMAGES})),
-        "rollouts": pa.list_(ROLLOUT),
-    }
-)
-_OF_VIEWS = {
-    "view": pa.string(),  # null where it was sampled from the prompt itself
-    **{column.record: pa.map_(pa.string(), pa.list_(_FLOATS)) for column in VIEW_COLUMNS},
-}
-_OF_SCORES = {"update_final_values": _FLOATS}
-"""The field with a reward model's score before each optimizer step; ``final_value`` is the one before the first."""
-_MISMATCHED = {column.mismatched_record: pa.list_(pa.from_numpy_dtype(column.dtype)) for column in MISMATCHED_COLUMNS}
-"""Fields with a number for each token of another row's completion, given this row's prompt."""
-_OF_CRITIC = _fields_of(*CRITIC_COLUMNS)
-
-
-def group_schema(*, views: bool, mismatched: bool, scores: bool = False, critic: bool = False) -> pa.Schema:
-    """The schema of a step's file; ``prompt_token_ids`` of a view are null where they are the prompt's.
-
-    Args:
-        views: True for prompts that have views.
-        mismatched: True for rollouts whose prompts were given other rows' completions.
-        scores: True for rollouts that a reward model has scored.
-        critic: True for rollouts that a critic has learned from.
-    """
-    more = {
-        **(_OF_VIEWS if views else {}),
-        **(_MISMATCHED if mismatched else {}),
-        **(_OF_SCORES if scores else {}),
-        **(_OF_CRITIC if critic else {}),
-    }
-    rollout = pa.struct([*ROLLOUT, *(pa.field(name, kind) for name, kind in more.items())])
-    view = pa.struct({"name": pa.string(), "images": _IMAGES, "prompt_token_ids": _IDS})
-    fields = [field for field in GROUP if field.name != "rollouts"]
-    fields += [pa.field("views", pa.list_(view))] if views else []
-    return pa.schema([*fields, pa.field("rollouts", pa.list_(rollout))])
-
-
-FIELDS = frozenset(
-    (
-        *GROUP.names,
-        "views",
-        *(each.name for each in ROLLOUT),
-        *_OF_VIEWS,
-        *_MISMATCHED,
-        *_OF_SCORES,
-        *_OF_CRITIC,
-        *("algorithm_state", "failed", "values"),
-    )
-)
-"""All fields of records, also of those in JSON; ``values`` is in older files, and null."""
-EPISODE = ("episode", "components", "failure")
-AS_JSON = ("answer", "columns", "arguments", "info")
-"""Fields of rows, calls and turns that are JSON in their columns."""
-_ABSENT = ("file_size", "text", "image")
-"""Fields that an image, or a part of an observation, lacks where they are null."""
-_OF_PROMPT = (
-    "source",
-    "messages",
-    "prompt",
-    "prompt_token_ids",
-    "images",
-    "answer",
-    "choices",
-    "columns",
-    "columns_as_text",
-    "demonstration",
-)
-_OF_ROLLOUT = (
-    "completion",
-    "token_ids",
-    "mask",
-    "segments",
-    "finish_reason",
-    "weight_version",
-    "rewards",
-    "reward",
-    "answers",
-    "valid",
-    "greedy",
-    *(column.record for column in sorted(COLUMNS, key=lambda column: column.known != "sampled")),
-    *EPISODE,
-    *_OF_VIEWS,
-    *_MISMATCHED,
-    "final_value",
-    *_OF_SCORES,
-)
-"""Fields of a record in its order, those of the prompt and those of the rollout."""
-_OF_SOME = ("segments", *EPISODE, *_OF_VIEWS, *_MISMATCHED, "final_value", *_OF_SCORES)
-_OF_SOME += tuple(column.record for column in CRITIC_COLUMNS)
-"""Fields that a record lacks where they are null."""
-BY_BYTE = [
-    f"rollouts.list.element.{each.record}{'.list.element' * (1 + each.is_per_update)}"
-    for each in COLUMNS
-    if each.dtype == "float32"
-]
-"""Columns that are split into their first, second, ... bytes before zstd sees them."""
 
 
 def escaped(text: str) -> str:
@@ -235,7 +64,7 @@ def _read(value: Any) -> Any:
         case list() | tuple():
             return [_read(each) for each in value]
         case dict():
-            known = {name: each for name, each in value.items() if each is not None or name not in _ABSENT}
+            known = {name: each for name, each in value.items() if each is not None or name not in ABSENT}
             return {
                 name: json.loads(each) if name in AS_JSON and each is not None else _read(each)
                 for name, each in known.items()
@@ -316,20 +145,18 @@ def table_records(table: pa.Table) -> Iterator[dict[str, Any]]:
     fields: dict[str, Any] = {name: _split(members.field(name)) for name in ("token_ids", "mask")}
     fields |= {column.record: _token_column(members, column) for column in COLUMNS}
     known = {field.name for field in members.type}
-    fields |= {name: _split(members.field(name)) for name in _MISMATCHED if name in known}
-    optional = (*EPISODE, *_OF_VIEWS, *_MISMATCHED, "final_value", *_OF_SCORES)
-    others = [
-        name for name in ("index", *_OF_ROLLOUT) if name not in fields and (name in known or name not in optional)
-    ]
+    fields |= {name: _split(members.field(name)) for name in OF_MISMATCHED if name in known}
+    optional = (*EPISODE, *OF_VIEWS, *OF_MISMATCHED, "final_value", *OF_SCORES)
+    others = [name for name in ("index", *OF_ROLLOUT) if name not in fields and (name in known or name not in optional)]
     fields |= {name: _field(name, members.field(name)) for name in others}
     for row, ids, (first, end) in zip(groups, prompts, pairwise(rollouts.offsets.to_pylist()), strict=True):
-        of_prompt = {name: ids if name == "prompt_token_ids" else row[name] for name in _OF_PROMPT}
+        of_prompt = {name: ids if name == "prompt_token_ids" else row[name] for name in OF_PROMPT}
         if row["candidates"]:
             of_prompt["candidates"] = row["candidates"]
         if row.get("views"):
             of_prompt["views"] = row["views"]
         for i in range(first, end):
-            found = {name: fields[name][i] for name in _OF_ROLLOUT if name in fields}
+            found = {name: fields[name][i] for name in OF_ROLLOUT if name in fields}
             yield {
                 "group": row["group"],
                 "place": None if row["place"] is None else [row["round"], row["place"]],
@@ -339,7 +166,7 @@ def table_records(table: pa.Table) -> Iterator[dict[str, Any]]:
                 "epoch": row["epoch"],
                 "index": fields["index"][i],
                 **of_prompt,
-                **{name: value for name, value in found.items() if value is not None or name not in _OF_SOME},
+                **{name: value for name, value in found.items() if value is not None or name not in OF_SOME},
             }
 
 

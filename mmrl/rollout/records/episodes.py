@@ -93,6 +93,7 @@ def segment_records(segments: Sequence[Segment]) -> list[dict[str, Any]] | None:
             "images": [image_record(image) for image in each.images],
             "role": each.role,
             "finish_reason": each.finish_reason,
+            **({"continues": True} if each.continues else {}),
         }
         for each in segments
     ]
@@ -115,6 +116,7 @@ def segments_of(record: Mapping[str, Any], ids: IntArray, logprobs: FloatArray, 
             tuple(image_of(image, media) for image in each.get("images") or ()),
             each.get("role") or "assistant",  # older records have none
             each.get("finish_reason"),
+            bool(each.get("continues")),
         )
         for (first, end), each in zip(pairwise(ends), record["segments"], strict=True)
     )
@@ -135,7 +137,7 @@ def image_of(record: Mapping[str, Any], media: Path) -> ImageRef:
 def _is_plain(segment: Segment) -> bool:
     """True if a segment is no more than its stretch of the mask."""
     is_default = segment.weight_version is None and segment.finish_reason is None and segment.role == "assistant"
-    return is_default and not segment.images and len(segment.token_ids) > 0
+    return is_default and not segment.images and not segment.continues and len(segment.token_ids) > 0
 
 
 def _turn_record(played: PlayedTurn) -> dict[str, Any]:

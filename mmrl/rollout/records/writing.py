@@ -1,4 +1,4 @@
-"""Writes a step's rollouts in columns; ``columns.py`` has the schema."""
+"""Writes a step's rollouts in columns; ``schema.py`` names them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mmrl.rollout.records.columns import (
-    AS_JSON,
-    BY_BYTE,
-    SCHEMA,
-    escaped,
-    group_schema,
-    listed,
-)
+from mmrl.rollout.records.columns import escaped
 from mmrl.rollout.records.episodes import episode_fields, image_record, segment_records, view_records
 from mmrl.rollout.records.lines import plain_columns
+from mmrl.rollout.records.schema import AS_JSON, BY_BYTE, SCHEMA, group_schema, listed
 from mmrl.system.redaction import Redactor
 from mmrl.token_columns import COLUMNS, CRITIC, MISMATCHED_COLUMNS, VIEW_COLUMNS, TokenColumn
-from mmrl.types import CreditedGroup, PreUpdateStatistics, Prompt, Rollout, ScoredGroup
+from mmrl.types import CreditedGroup, PreUpdateStatistics, Prompt, Rollout, ScoredGroup, Segment
 
 ROW_GROUP_TOKENS = 2**18
 """Tokens after which a row group ends: a reader holds one at a time, some 5 MB."""
@@ -44,6 +38,7 @@ def write_groups(file: BinaryIO, groups: Iterable[CreditedGroup], state: Mapping
         mismatched=any(group.mismatched_logprobs for group in groups),
         scores=any(len(group.final_values) and not len(group.values) for group in groups),
         critic=any(len(group.values) for group in groups),
+        continues=any(segment.continues for group in groups for segment in _segments(group)),
     )
     metadata = {"schema": str(SCHEMA), "algorithm_state": text.json(state)}
     with pq.ParquetWriter(
@@ -61,6 +56,10 @@ def write_groups(file: BinaryIO, groups: Iterable[CreditedGroup], state: Mapping
         writer.add_key_value_metadata(metadata)
         for part in _parts(groups):
             writer.write_batch(_batch(part, text, schema))
+
+
+def _segments(group: CreditedGroup) -> Iterator[Segment]:
+    return (segment for rollout in group.scored.rollouts for segment in rollout.segments)
 
 
 def _parts(groups: Iterable[CreditedGroup]) -> Iterator[list[tuple[int, CreditedGroup]]]:
