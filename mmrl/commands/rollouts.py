@@ -94,8 +94,9 @@ def _known(record: Mapping[str, Any]) -> Mapping[str, Any]:
 def _learned(record: Mapping[str, Any]) -> list[str]:
     """The texts of a demonstration of which several turns are learned; none of any other record."""
     segments = record.get("segments")
-    authors = [each["by_policy"] for each in segments] if segments else [own for own, _ in groupby(record["mask"])]
-    if record["weight_version"] != GIVEN or (turns := authors.count(True)) < 2:
+    begins = [each["by_policy"] and not each.get("continues") for each in segments or ()]
+    begins = begins or [own for own, _ in groupby(record["mask"])]
+    if record["weight_version"] != GIVEN or (turns := begins.count(True)) < 2:
         return []
     before = [each["content"] for each in record["messages"] if each["role"] == "assistant"]
     return [*before, record["completion"]][-turns:]

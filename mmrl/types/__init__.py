@@ -44,6 +44,7 @@ from mmrl.types.rollout import (
     Segment,
     Turn,
     Unscored,
+    policy_turns,
 )
 
 __all__ = [
@@ -92,5 +93,6 @@ __all__ = [
     "Unscored",
     "WeightReport",
     "earlier_turns",
+    "policy_turns",
     "worst",
 ]

@@ -84,6 +84,17 @@ class Segment:
         return self.by_policy and not self.continues
 
 
+def policy_turns(segments: Sequence[Segment]) -> list[tuple[Segment, ...]]:
+    """The policy's turns, each with the segments in which it was sampled: one, or more if it was cut."""
+    turns = list[tuple[Segment, ...]]()
+    for segment in segments:
+        if segment.continues:
+            turns[-1] = (*turns[-1], segment)
+        elif segment.by_policy:
+            turns.append((segment,))
+    return turns
+
+
 @dataclass(frozen=True)
 class Sample:
     """A prompt and what follows it: the unit that the learner packs.

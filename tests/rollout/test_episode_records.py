@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from mmrl.types import (
     ScoredGroup,
     Segment,
     Turn,
+    policy_turns,
 )
 from tests.rollout.test_records import ODD, groups, same
 
@@ -114,6 +116,24 @@ def episodes(seed: int, size: int = 4) -> ScoredGroup:
     )
 
 
+def in_parts(group: ScoredGroup, seed: int) -> ScoredGroup:
+    """The same group with each turn sampled in one to three parts, by weights of rising versions."""
+    rng, rollouts = np.random.default_rng(seed), list[Rollout]()
+    for rollout in group.rollouts:
+        segments, version = list[Segment](), 3
+        for segment in rollout.segments:
+            cuts = sorted({*rng.integers(1, len(segment.token_ids) + 1, 2).tolist()} | {0, len(segment.token_ids)})
+            for first, end in pairwise(cuts if segment.by_policy else ()):
+                ids, logprobs = segment.token_ids[first:end], segment.sampler_logprobs[first:end]
+                ended = segment.finish_reason if end == cuts[-1] else None
+                part = Segment(ids, True, logprobs, version, finish_reason=ended, continues=first > 0)
+                version += 1
+                segments.append(part)
+            segments += [] if segment.by_policy else [segment]
+        rollouts.append(replace(rollout, segments=tuple(segments), weight_version=version))
+    return replace(group, group=replace(group.group, rollouts=tuple(rollouts)))
+
+
 def credited(group: ScoredGroup) -> CreditedGroup:
     nothing = [np.zeros(0, np.float32) for _ in group.rollouts]
     advantages = [np.zeros(len(rollout.token_ids)) for rollout in group.rollouts]
@@ -140,6 +160,37 @@ def test_random_episodes_come_back_from_lines_of_checkpoints_and_evaluations(tmp
     made = [episodes(seed) for seed in range(12)]
     lines = [json.dumps(Redactor().plain(record)) for record in group_records(made)]
     same(read_groups([json.loads(line) for line in lines], tmp_path / "media"), made)
+
+
+def test_turns_that_were_sampled_in_parts_come_back_and_count_as_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = [episodes(seed) for seed in range(12)]
+    made = [in_parts(group, seed) for seed, group in enumerate(whole)]
+    same([each.credited for each in read_step(write(tmp_path, [*map(credited, made)])).groups], [*map(credited, made)])
+    lines = [json.dumps(Redactor().plain(record)) for record in group_records(made)]
+    same(read_groups([json.loads(line) for line in lines], tmp_path / "media"), made)
+    both = zip(whole, made, strict=True)
+    pairs = [pair for one, other in both for pair in zip(one.rollouts, other.rollouts, strict=True)]
+    assert sum(len(cut.segments) - len(plain.segments) for plain, cut in pairs) > 30
+    for plain, cut in pairs:
+        assert cut.turn_of_token.tolist() == plain.turn_of_token.tolist() and cut.turns == plain.turns
+        turns = [np.concatenate([part.token_ids for part in turn]).tolist() for turn in policy_turns(cut.segments)]
+        assert turns == [each.token_ids.tolist() for each in plain.segments if each.by_policy]
+    rows = [row for group in pq.read_table(recorded_steps(tmp_path)[1]).to_pylist() for row in group["rollouts"]]
+    assert [row["turns"] for row in rows if row["turns"]] == [p.turn_of_token.tolist() for p, _ in pairs if p.episode]
+    assert main(["rollouts", str(tmp_path)]) == 0
+    shown = [line for line in capsys.readouterr().out.splitlines() if ": 3 turns, " in line]
+    assert len(shown) == sum(len(plain.episode) == 3 for plain, _ in pairs) > 1
+
+
+def test_a_file_without_such_turns_has_no_column_for_them(tmp_path: Path) -> None:
+    def segment_fields(file: Path) -> set[str]:
+        rollout = pq.read_schema(file).field("rollouts").type.value_type
+        return {field.name for field in rollout.field("segments").type.value_type}
+
+    plain = segment_fields(write(tmp_path, [credited(episodes(3))]))
+    assert segment_fields(write(tmp_path, [credited(in_parts(episodes(3), 3))])) - plain == {"continues"}
 
 
 def test_lines_of_a_steps_file_are_those_of_its_groups(tmp_path: Path) -> None:

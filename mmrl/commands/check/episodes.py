@@ -16,7 +16,7 @@ from mmrl.rollout.episodes.player import EpisodePlayer
 from mmrl.rollout.episodes.process import EnvironmentFacts
 from mmrl.rollout.records.episodes import episode_fields
 from mmrl.system.clock import Clock
-from mmrl.types import EncodedPrompt, ImageRef, IntArray, Prompt, Rollout
+from mmrl.types import EncodedPrompt, ImageRef, IntArray, Prompt, Rollout, policy_turns
 
 SHOWN_CHARACTERS = 2000
 """Most characters of one stretch of a conversation that are shown."""
@@ -133,7 +133,8 @@ def cut_turns(walks: Sequence[Walk], limits: Limits) -> list[str]:
     for each in walks:
         cut = [place for place, played in enumerate(each.rollout.episode) if played.turn.finish_reason == "length"]
         if cut and each.script.kind.startswith("right"):
-            tokens = [len(segment.token_ids) for segment in each.rollout.segments if segment.by_policy]
+            turns = policy_turns(each.rollout.segments)
+            tokens = [sum(len(segment.token_ids) for segment in turn) for turn in turns]
             where = f"is cut after {tokens[cut[0]]} tokens, in turn {cut[0] + 1}"
             found.append(f"environment: a {each.script.kind} {where}; raise {key} = {most}{shared}")
     return found

@@ -12,7 +12,7 @@ import numpy as np
 from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine_api import PromptEncoder, SamplingRequest
 from mmrl.rollout.episodes.stand_in import StandInSampler
-from mmrl.types import FinishReason, IntArray, Rollout, Segment
+from mmrl.types import FinishReason, IntArray, Rollout, Segment, policy_turns
 
 _BABBLE = " and so on"
 _DEPTH = 5
@@ -100,7 +100,7 @@ class ScriptedSampler(StandInSampler):
         self._folder, self._end, self._scripts = folder, end, scripts
 
     def turn(self, ticket: int, request: SamplingRequest) -> tuple[Rollout, int, int]:
-        texts, number = self._scripts[ticket].turns, sum(segment.by_policy for segment in request.segments)
+        texts, number = self._scripts[ticket].turns, len(policy_turns(request.segments))
         return self._rollout(texts[min(number, len(texts) - 1)], request), number, number
 
     def _rollout(self, text: str | None, request: SamplingRequest) -> Rollout:

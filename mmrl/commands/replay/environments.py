@@ -24,7 +24,7 @@ from mmrl.runs.episodes import playing
 from mmrl.runs.setup import RunSetup
 from mmrl.system.clock import Clock
 from mmrl.system.redaction import Redactor
-from mmrl.types import Content, Prompt, Rollout, Segment
+from mmrl.types import Content, Prompt, Rollout, Segment, policy_turns
 
 _NAME, _UNIT = "environment", "turns"
 _WIDTH = 60
@@ -129,24 +129,24 @@ class _Recorded(StandInSampler):
     def __init__(self, rollouts: Sequence[Rollout]) -> None:
         super().__init__()
         self._rollouts = rollouts
-        self._turns = [[segment for segment in rollout.segments if segment.by_policy] for rollout in rollouts]
+        self._turns = [policy_turns(rollout.segments) for rollout in rollouts]
 
     def turn(self, ticket: int, request: SamplingRequest) -> tuple[Rollout, int, int]:
-        rollout, number = self._rollouts[ticket], sum(segment.by_policy for segment in request.segments)
+        rollout, number = self._rollouts[ticket], len(policy_turns(request.segments))
         if number >= len(rollout.episode):
             ids = np.zeros(request.max_new_tokens, np.int32)
             segment = Segment(ids, True, np.zeros(len(ids), np.float32))
             made = replace(rollout, segments=(*request.segments, segment), text="", finish_reason="length", episode=())
             return made, 0, 0
-        played, segment = rollout.episode[number], self._turns[ticket][number]
-        turn = replace(
+        played, turn = rollout.episode[number], self._turns[ticket][number]
+        sampled = replace(
             rollout,
-            segments=(*request.segments, segment),
+            segments=(*request.segments, *turn),
             text=played.turn.text,
             finish_reason=played.turn.finish_reason,
             episode=(),
         )
-        return turn, played.began, played.finished
+        return sampled, played.began, played.finished
 
 
 def _played(

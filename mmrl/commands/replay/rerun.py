@@ -39,6 +39,7 @@ from mmrl.types import (
     ScoredGroup,
     TrainingRow,
     earlier_turns,
+    policy_turns,
 )
 
 ROUTERS_LOSS = "loss/router_aux"
@@ -346,7 +347,7 @@ def otherwise_cut(needs: Needs, record: RecordedStep, trained: Sequence[int]) ->
     """A phrase for demonstrations of which the algorithm learns other turns than the run did, if there are any."""
     for rollout in (each for place in trained for each in record.groups[place].rollouts if each.is_given):
         before = len(earlier_turns(rollout.messages)) if needs.all_turns else 0
-        if sum(segment.by_policy for segment in rollout.segments) != 1 + before:
+        if len(policy_turns(rollout.segments)) != 1 + before:
             return [f"demonstrations with {'all turns' if needs.all_turns else 'the last turn alone'} to learn"]
     return []
 

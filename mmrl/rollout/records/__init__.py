@@ -2,7 +2,8 @@
 
 A step's file (schema 2) is parquet with a row for each group (``schema.py``; ``writing.py`` writes it, ``columns.py``
 reads it). Groups that a checkpoint carries, and completions that an evaluation appends, are JSON objects, one for each
-rollout (``lines.py``). Files of steps that older versions wrote (schema 1) are lines of such objects too. ``reading.py`` reads them all.
+rollout (``lines.py``). Files of steps that older versions wrote (schema 1) are lines of such objects too.
+``reading.py`` reads them all.
 """
 
 from mmrl.rollout.records.lines import credited_records, group_records
