@@ -83,10 +83,11 @@ class Sampler(Protocol):
         """
         raise AssertionError("this sampler samples each request to its end")
 
-    def score(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """(T_i,) float32 log-probs of each completion's tokens under the distribution that this sampler samples from.
+    def score(self, samples: Sequence[Sample], temperature: float) -> list[list[FloatArray]]:
+        """For each rank that samples, (T_i,) float32 log-probs of each completion's tokens under the distribution from
+        which that rank would sample them at a temperature; 0 where the policy did not write the token.
 
-        No request may be left.
+        No request may be left. Prefix caches are dropped.
         """
         raise AssertionError("this sampler does not score tokens")
 

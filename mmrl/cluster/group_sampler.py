@@ -9,12 +9,12 @@ from typing import Any
 
 from mmrl.cluster.calls import RankCalls
 from mmrl.cluster.files import bare, missing_images, send_images
-from mmrl.cluster.shipping import PackedRequests
+from mmrl.cluster.shipping import PackedRequests, PackedSamples
 from mmrl.data.images import MediaStore
 from mmrl.engine_api import EAGER, Finished, Polled, Sampler, SamplingRequest
 from mmrl.ops.packing import balance
 from mmrl.system.signals import defer_signals
-from mmrl.types import EncodedPrompt, RolloutGroup
+from mmrl.types import EncodedPrompt, FloatArray, RolloutGroup, Sample
 
 AHEAD = 2
 """Polls that a set of ranks may finish before the driver has taken the first one's news. A driver that gives up has to
@@ -129,6 +129,14 @@ class GroupSampler(Sampler):
             with defer_signals():
                 self._others += [self._calls.call(rank, "drop") for own in self._sets for rank in own.ranks]
         self.forget()
+
+    def score(self, samples: Sequence[Sample], temperature: float) -> list[list[FloatArray]]:
+        bare_prompts = {sample.prompt: bare(sample.prompt) for sample in samples}
+        job = PackedSamples(Sample(bare_prompts[sample.prompt], sample.segments) for sample in samples)
+        images = [ref for sample in samples for ref in sample.all_images]
+        send_images(self._calls.ask, self._media, self._calls.nodes, [images] * len(self._calls.nodes))
+        found = self._calls.all("score_sampled", job, temperature)
+        return [values for of_rank in found for values in of_rank]
 
     def forget_prompts(self) -> None:
         self._calls.all("forget_prompts")

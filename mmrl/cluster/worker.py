@@ -220,6 +220,12 @@ class RankWorker:
         sampler: Sampler = self._owner
         sampler.forget_prompts()
 
+    def score_sampled(self, samples: Sequence[Sample], temperature: float) -> list[list[FloatArray]]:
+        """This rank's sampler's log-probs of tokens, as ``Sampler.score`` answers."""
+        sampler: Sampler = self._owner
+        with self._engine.span("generate"):
+            return [PackedArrays(values) for values in sampler.score(samples, temperature)]
+
     def score(self, samples: Sequence[Sample], role: str, way: Way) -> list[FloatArray]:
         learner: Learner = self._owner
         with self._engine.span("logprob"):

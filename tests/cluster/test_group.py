@@ -81,6 +81,9 @@ class FakeWorker:
     def score(self, samples: Sequence[Sample], role: str, way: Way) -> list[Any]:
         return [sample.token_ids * 10.0 + (way == "packed") for sample in samples]
 
+    def score_sampled(self, samples: Sequence[Sample], temperature: float) -> list[list[Any]]:
+        return [[sample.token_ids * temperature + self.rank for sample in samples]]
+
     def final_values(self, samples: Sequence[Sample], role: str) -> np.ndarray:
         return np.array([sample.token_ids[-1] + 0.5 for sample in samples], np.float32)
 
@@ -380,6 +383,27 @@ def test_images_go_once_to_each_node_that_cannot_see_them(group_of, picture):
     assert all("receive_images" not in fakes.methods(rank) for rank in (0, 2))
     group.close()
     assert fakes.removed == {"there": "/tmp/there"}
+
+
+def test_every_rank_that_samples_scores_all_samples_whose_images_its_node_is_sent(group_of, picture):
+    fakes = FakeRanks(["here", "there", "there"], {rank: {"holds": lambda: False} for rank in (1, 2)})
+    fakes.workers[0].faults["holds"] = lambda: True
+    fakes.workers[1].faults["make_folder"] = lambda: "/tmp/there"
+    group = group_of(fakes)
+    find_shared_files(group, group.media.folder)
+    refs = [group.media.add(picture(56, 56, seed)) for seed in range(2)]
+    samples = [Sample(prompt(f"p{i}", images=[ref]), sample("", 10 * i, 2).segments) for i, ref in enumerate(refs)]
+    with group.sampling() as sampler:
+        found = sampler.score(samples, 0.5)
+    assert [[values.tolist() for values in of_rank] for of_rank in found] == [
+        [[0.0, 0.0], [5.0, 5.0]],
+        [[1.0, 1.0], [6.0, 6.0]],
+        [[2.0, 2.0], [7.0, 7.0]],
+    ]
+    sent = [name for call in fakes.workers[1].calls if call[0] == "receive_images" for name in call[1]]
+    assert sorted(sent) == sorted(ref.hash for ref in refs)
+    told = next(call[1] for call in fakes.workers[2].calls if call[0] == "score_sampled")
+    assert all(not each.prompt.prompt.columns for each in told)  # rows stay on the driver
 
 
 def test_a_model_is_sent_file_by_file_to_a_node_without_it(group_of, tmp_path, monkeypatch):

@@ -16,7 +16,8 @@ from mmrl.engine.network.plain_model import copy_weights, plain_inputs
 from mmrl.engine.network.vision import ImageInputs
 from mmrl.engine.sampler.admissions import OneByOneSampler, continued
 from mmrl.engine_api import SamplingRequest
-from mmrl.types import NO_VERSION, FloatArray, IntArray, Rollout, RolloutGroup, Segment
+from mmrl.ops.logprobs import token_logprobs
+from mmrl.types import NO_VERSION, FloatArray, IntArray, Rollout, RolloutGroup, Sample, Segment
 
 T = TypeVar("T")
 
@@ -67,6 +68,32 @@ class HFSampler(OneByOneSampler):
     def with_model(self, function: Callable[[torch.nn.Module], T]) -> T:
         """A function's answer to the model."""
         return function(self._model)
+
+    @torch.no_grad()
+    def score(self, samples: Sequence[Sample], temperature: float) -> list[list[FloatArray]]:
+        """One forward pass for each completion, alone."""
+        vocabulary = self._folder.vocabulary
+        banned_V = torch.zeros(vocabulary.size, dtype=torch.bool, device=self._device)
+        banned_V[list(vocabulary.banned)] = True
+        found = [self._score_one(sample, banned_V, temperature) for sample in samples]
+        if self._recorder:
+            self._recorder.clear()
+        return [found]
+
+    def _score_one(self, sample: Sample, banned_V: torch.Tensor, temperature: float) -> FloatArray:
+        values = np.zeros(len(sample.token_ids), np.float32)
+        if not sample.mask.any():
+            return values
+        ids = np.concatenate([sample.prompt.token_ids, sample.token_ids]).astype(np.int64)
+        ids_1S = torch.from_numpy(ids)[None].to(self._device)
+        inputs = plain_inputs(self._folder, self._images, self._model, sample.all_images, ids_1S)
+        keep = len(sample.token_ids) + 1
+        logits_TV = self._model(**inputs, use_cache=False, logits_to_keep=keep).logits[0, :-1]
+        written_T = torch.from_numpy(sample.mask).to(self._device)
+        targets_W = ids_1S[0, 1 - keep :][written_T]
+        found_W, _ = token_logprobs(logits_TV[written_T], targets_W, banned_V, temperature, entropy=False)
+        values[sample.mask] = found_W.cpu().numpy()
+        return values
 
     @torch.no_grad()
     def _group(self, request: SamplingRequest) -> RolloutGroup:

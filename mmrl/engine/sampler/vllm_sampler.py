@@ -19,13 +19,14 @@ from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.network.shape import mixed_layers, model_shape
 from mmrl.engine.sampler import sleep_backend
 from mmrl.engine.sampler.admissions import SteppingSampler, continued, turn_ids
+from mmrl.engine.sampler.one_token import one_token_requests
 from mmrl.engine.sampler.vllm_arguments import check_engine_keys
 from mmrl.engine.sampler.vllm_exit import leave_asleep
 from mmrl.engine.text.encoding import unexpanded
 from mmrl.engine_api import SamplingRequest
 from mmrl.errors import NumericsError
 from mmrl.system.read_ahead import ReadAhead
-from mmrl.types import NO_VERSION, FinishReason, FloatArray, IntArray, Rollout, RolloutGroup, Segment
+from mmrl.types import NO_VERSION, FinishReason, FloatArray, IntArray, Rollout, RolloutGroup, Sample, Segment
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
@@ -141,6 +142,28 @@ class VLLMSampler(SteppingSampler):
         self._images.announce(ref for request in requests for ref in request.images)
         return super().submit(requests)
 
+    def score(self, samples: Sequence[Sample], temperature: float) -> list[list[FloatArray]]:
+        """By a request of one token for each token: vLLM 0.32 has the log-probs of a prompt's tokens before temperature
+        and logits processors alone."""
+        assert not self._pending, "requests are left"
+        self._images.announce(ref for sample in samples for ref in sample.all_images)
+        found = [np.zeros(len(sample.token_ids), np.float32) for sample in samples]
+        places = dict[str, tuple[int, int]]()
+        for index, sample in enumerate(samples):
+            for place, request in one_token_requests(sample, temperature):
+                request_id = str(next(self._request_ids))
+                self._add(request_id, request, logprobs=None, logprob_token_ids=[int(sample.token_ids[place])])
+                self._pending[request_id], places[request_id] = (index, request), (index, place)
+        while self._pending:
+            for output in self._llm.llm_engine.step():
+                if output.finished:
+                    del self._pending[output.request_id]
+                    index, place = places[output.request_id]
+                    found[index][place] = asked_logprob(output.outputs[0].logprobs, samples[index].token_ids[place])
+        self._images.forget()
+        self.forget_prompts()
+        return [found]
+
     def drop(self) -> None:
         super().drop()
         self._images.forget()
@@ -170,16 +193,21 @@ class VLLMSampler(SteppingSampler):
         completion = self._unfinished.get(ticket)
         return None if completion is None else replace(self._segment(completion), weight_version=self.weight_version)
 
-    def _add(self, request_id: str, request: SamplingRequest) -> None:
-        """Enqueue a request; its images are read only if vLLM lacks the preprocessed form of one, by hash."""
+    def _add(self, request_id: str, request: SamplingRequest, **parameters: Any) -> None:
+        """Enqueue a request; its images are read only if vLLM lacks the preprocessed form of one, by hash.
+
+        Args:
+            parameters: Further ones of vLLM's ``SamplingParams``.
+        """
         add, refs = self._llm.llm_engine.add_request, request.images
         if refs and self.arguments["mm_processor_cache_gb"]:
             try:
-                add(request_id, self._prompt(request, [None] * len(refs)), self._params(request))
+                add(request_id, self._prompt(request, [None] * len(refs)), self._params(request, **parameters))
                 return
             except ValueError:  # one is missing, which vLLM does not tell before
                 pass
-        add(request_id, self._prompt(request, [self._images(ref) for ref in refs]), self._params(request))
+        images = [self._images(ref) for ref in refs]
+        add(request_id, self._prompt(request, images), self._params(request, **parameters))
 
     def _prompt(self, request: SamplingRequest, images: Sequence[Any]) -> Any:
         refs = request.images
@@ -189,7 +217,7 @@ class VLLMSampler(SteppingSampler):
             inputs["multi_modal_uuids"] = {"image": [ref.hash for ref in refs]}
         return inputs
 
-    def _params(self, request: SamplingRequest) -> SamplingParams:
+    def _params(self, request: SamplingRequest, **parameters: Any) -> SamplingParams:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -199,11 +227,11 @@ class VLLMSampler(SteppingSampler):
             max_tokens=request.max_new_tokens,
             seed=request.seed if request.temperature > 0 else None,
             stop_token_ids=list(self._folder.vocabulary.eos),
-            logprobs=0,
             flat_logprobs=True,  # three numbers a token in lists, and no dictionary
             detokenize=False,
             # The tokens of a request that is aborted are in no later output. Cumulative ones share vLLM's own lists.
             output_kind=RequestOutputKind.CUMULATIVE if request.may_be_cut else RequestOutputKind.FINAL_ONLY,
+            **({"logprobs": 0} | parameters),
         )
 
     def _group(self, request: SamplingRequest, output: RequestOutput) -> RolloutGroup:
@@ -330,6 +358,12 @@ def sampled_logprobs(logprobs: Any, ids: IntArray) -> FloatArray:
     sampled: FloatArray = np.array(logprobs.logprobs, np.float32)[places]
     assert np.array_equal(np.array(logprobs.token_ids)[places], ids)
     return sampled
+
+
+def asked_logprob(logprobs: Any, token: int) -> float:
+    """The log-prob of a token that a request of one token has asked for, from vLLM's ``FlatLogprobs``."""
+    place = logprobs.token_ids.index(token)  # after the one that was sampled, which may be the same
+    return float(logprobs.logprobs[place])
 
 
 def banned_ids_processor(banned: Sequence[int], model_runner: Literal[1, 2]) -> type:
