@@ -46,7 +46,7 @@ def _planned_model(spec: EngineSpec, kind: DeviceKind) -> PlannedModel:
 
 
 def _shares_with_vllm(spec: EngineSpec) -> bool:
-    return spec.with_sampler and spec.config.sampler.name == "vllm"
+    return spec.with_sampler and spec.config.sampler.name == "vllm" and not spec.config.cluster.is_split
 
 
 def changed(config: Config, changes: Mapping[str, Any]) -> Config:
@@ -67,7 +67,7 @@ def memory_changes(config: Config, shape: ModelShape, smallest: int) -> Iterator
     Args:
         smallest: Tokens that a micro-batch must have room for: the longest sample.
     """
-    learner, ranks, size = config.learner, config.cluster.num_learner_ranks, config.sampler.tensor_parallel_size
+    learner, ranks, size = config.learner, config.cluster.num_sampler_ranks, config.sampler.tensor_parallel_size
     tokens = [learner.tokens_per_microbatch]
     while tokens[-1] // 2 >= smallest:
         tokens.append(tokens[-1] // 2)
