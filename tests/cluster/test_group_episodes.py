@@ -55,7 +55,7 @@ class Engine:
         return nullcontext()
 
     @contextmanager
-    def sampling(self) -> Iterator[LockStep]:
+    def sampling(self, version: int | None = None) -> Iterator[LockStep]:
         yield self.sampler
         self.sampler.leave()
 
