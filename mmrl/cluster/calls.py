@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any
 
@@ -22,7 +22,9 @@ class RankCalls:
 
     Attributes:
         nodes: Each rank's node.
+        names: Each rank's name for people.
         failed: True if ranks may wait for each other for ever; they then get no time to end by themselves.
+        abandoned: Raises the error with which the group is abandoned, once it is.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -30,10 +32,11 @@ class RankCalls:
         ids = [location.node for location in ranks.locations]
         nodes = {each.node: Node(each.node, each.host, ids.index(each.node)) for each in ranks.locations}
         self.nodes = [nodes[name] for name in ids]
+        self.names = ranks.names
         self.failed = False
         self._lock = threading.Lock()
         self._calls: dict[Future[Any], tuple[int, str]] = {}  # those in progress, in order
-        self._abandoned: Future[Any] = Future()  # raises the error with which the group is abandoned
+        self.abandoned: Future[Any] = Future()
         ranks.watch(self._lose)
 
     def call(self, rank: int, method: str, *args: Any) -> Future[Any]:
@@ -51,8 +54,8 @@ class RankCalls:
 
         with defer_signals():
             with self._lock:
-                if self._abandoned.done():
-                    return self._abandoned
+                if self.abandoned.done():
+                    return self.abandoned
                 self._calls[answer] = rank, method
             self._ranks.call(rank, method, *args).add_done_callback(pass_on)
         return answer
@@ -65,6 +68,10 @@ class RankCalls:
             self.check([future])
         return future.result()
 
+    def directly(self, rank: int, method: str, *args: Any) -> Future[Any]:
+        """As ``Ranks.call``, also of a group that is abandoned."""
+        return self._ranks.call(rank, method, *args)
+
     def all(self, method: str, *args: Any, each: Sequence[Any] | None = None) -> list[Any]:
         """Call all ranks at once; their answers by rank.
 
@@ -72,8 +79,12 @@ class RankCalls:
             each: A further first argument for each rank.
         """
         own = [()] * len(self.nodes) if each is None else [(argument,) for argument in each]
+        return self.some(method, {rank: (*first, *args) for rank, first in enumerate(own)})
+
+    def some(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> list[Any]:
+        """Call some ranks at once, each with its arguments; their answers in the same order."""
         with defer_signals():  # else some ranks would wait for the others for ever
-            futures = [self.call(rank, method, *first, *args) for rank, first in enumerate(own)]
+            futures = [self.call(rank, method, *own) for rank, own in arguments.items()]
         return self.answers(futures)
 
     def answers(self, futures: Sequence[Future[Any]]) -> list[Any]:
@@ -93,8 +104,8 @@ class RankCalls:
             wait(futures, timeout=CAUSE_S)
             if any(map(loss_of, errors_of(futures))):
                 # All ranks may have answered though one is gone: the guard of its node will say so.
-                wait([self._abandoned], timeout=CAUSE_S)
-            errors += [error for error in errors_of([*futures, self._abandoned]) if error not in errors]
+                wait([self.abandoned], timeout=CAUSE_S)
+            errors += [error for error in errors_of([*futures, self.abandoned]) if error not in errors]
         cause = cause_of(errors)
         if isinstance(cause, DeadRankError) and (words := self._ranks.last_words(cause.rank)):
             cause.what, cause.remedy = f"{cause.what.partition('; ')[0]}; {words}", LESS_MEMORY
@@ -105,11 +116,20 @@ class RankCalls:
 
         The error then also says which ranks have not answered.
         """
-        waiting = [f"rank {rank} on {self.nodes[rank].host} (`{verb}`)" for rank, verb in self.waiting().items()]
-        if waiting:
-            error.where = "; ".join(filter(None, [error.where, f"no answer from {', '.join(waiting)}"]))
-        self._give_up(error)
+        if late := self.late():
+            error.where = "; ".join(filter(None, [error.where, f"no answer from {', '.join(late)}"]))
+        self.give_up(error)
         return True
+
+    def late(self) -> list[str]:
+        """The ranks that have not answered yet, for people: each with its host and what it does."""
+        return [f"{self.names[rank]} on {self.nodes[rank].host} (`{verb}`)" for rank, verb in self.waiting().items()]
+
+    def loss(self, seconds: float = 0.0) -> MMRLError | None:
+        """The error with which the group is abandoned, waited for so long; None if it is not."""
+        wait([self.abandoned], timeout=seconds)
+        found = self.abandoned.exception() if self.abandoned.done() else None
+        return found if isinstance(found, MMRLError) else None
 
     def waiting(self) -> dict[int, str]:
         """The verb of each rank that has not answered yet."""
@@ -120,15 +140,16 @@ class RankCalls:
 
     def _lose(self, rank: int) -> None:
         """A rank has ended: the others' work is in vain, though they may not have noticed."""
-        if not self._abandoned.done():
-            host = self.nodes[rank].host
-            self._give_up(DeadRankError(rank, host, self.waiting().get(rank, ""), "its process has ended"))
+        if not self.abandoned.done():
+            host, doing = self.nodes[rank].host, self.waiting().get(rank, "")
+            self.give_up(DeadRankError(rank, host, doing, "its process has ended", name=self.names[rank]))
 
-    def _give_up(self, error: MMRLError) -> None:
+    def give_up(self, error: MMRLError) -> None:
+        """Make every call in progress, and every later one, raise ``error``."""
         with self._lock:
             self.failed = True
-            if not self._abandoned.done():
-                self._abandoned.set_exception(error)
+            if not self.abandoned.done():
+                self.abandoned.set_exception(error)
             calls, self._calls = self._calls, {}
         for answer in calls:
             answer.set_exception(error)

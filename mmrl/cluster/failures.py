@@ -26,11 +26,12 @@ class DeadRankError(RankLostError):
 
     Args:
         doing: The call that it did not answer; empty for none.
+        name: Its name for people; empty for ``rank`` and its number.
     """
 
-    def __init__(self, rank: int, host: str, doing: str, reason: str, remedy: str = LOOK) -> None:
+    def __init__(self, rank: int, host: str, doing: str, reason: str, remedy: str = LOOK, *, name: str = "") -> None:
         where = f"while it did `{doing}`" if doing else "while it had nothing to do"
-        super().__init__(f"rank {rank} is gone: {reason}", where=f"{host}, {where}", remedy=remedy)
+        super().__init__(f"{name or f'rank {rank}'} is gone: {reason}", where=f"{host}, {where}", remedy=remedy)
         self.rank = rank
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -21,6 +21,21 @@ from mmrl.system.signals import Stopped, defer_signals
 from mmrl.types import EncodedPrompt, Inspection, Sample, worst
 
 
+def build(calls: RankCalls, jobs: Mapping[int, RankJob], turns: Sequence[Iterable[int]]) -> list[Mapping[str, Any]]:
+    """Build the engines of ranks; returns their descriptions, in the order of the jobs.
+
+    Args:
+        jobs: By rank.
+        turns: Ranks that start at the same time; each turn waits for the one before it.
+    """
+    calls.some("forget_shared_memory", dict.fromkeys(jobs, ()))
+    found = dict[int, Mapping[str, Any]]()
+    for turn in map(list, turns):
+        found |= zip(turn, calls.some("start", {rank: (jobs[rank],) for rank in turn}), strict=True)
+        calls.some("forget_shared_memory", dict.fromkeys(jobs, ()))
+    return [found[rank] for rank in jobs]
+
+
 class RankGroup(RankCalls):
     """Implements ``engine_api.Engine`` over many ranks.
 
@@ -30,6 +45,9 @@ class RankGroup(RankCalls):
         shares_prefix: True if they share the prompt when they are packed.
         ranks_together: Neighbouring ranks that sample together.
         facts: Entries of the description that the driver knows better than the ranks.
+
+    Attributes:
+        descriptions: Each rank's own.
     """
 
     def __init__(
@@ -47,19 +65,17 @@ class RankGroup(RankCalls):
         self._facts = facts or {}
         self.media, self.cost, self.ranks_together = media, cost, ranks_together
         self.roles, self.shares_prefix = roles, shares_prefix
-        self._descriptions: list[Mapping[str, Any]] = []
+        self.descriptions: Sequence[Mapping[str, Any]] = []
         self._entered: Sequence[Future[Any]] = ()  # of the owner that has not left
         self._memory_bytes_max = 0
 
     def start(self, jobs: Sequence[RankJob]) -> None:
         """Build the ranks' engines, together."""
-        self.all("forget_shared_memory")
-        self._descriptions = self.all("start", each=jobs)
-        self.all("forget_shared_memory")
+        self.descriptions = build(self, dict(enumerate(jobs)), [range(len(jobs))])
 
     @property
     def precision(self) -> str:
-        return str(self._descriptions[0]["precision"])
+        return str(self.descriptions[0]["precision"])
 
     samples_apart = False
 
@@ -91,9 +107,9 @@ class RankGroup(RankCalls):
         """Rank 0's description, and each rank's location."""
         places = [
             {"node": node.id, "shares_files": node.shares_files, **description["process"]}
-            for node, description in zip(self.nodes, self._descriptions, strict=True)
+            for node, description in zip(self.nodes, self.descriptions, strict=True)
         ]
-        return {**self._descriptions[0], **self._facts, "ranks": places}
+        return {**self.descriptions[0], **self._facts, "ranks": places}
 
     def start_trace(self) -> None:
         self.ask(0, "start_trace")

@@ -8,11 +8,12 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from mmrl.cluster.failures import LESS_MEMORY, LOOK, DeadRankError
 from mmrl.cluster.guard import OOM_S, Death, Process, clear, watch
-from mmrl.cluster.ranks import RankLocation, verb_of
+from mmrl.cluster.ranks import RankLocation, rank_names, verb_of
 from mmrl.cluster.ray_cluster import alive, connect, disconnect, on_node
 from mmrl.cluster.worker import RankWorker
 from mmrl.config.cluster import ClusterConfig
@@ -57,10 +58,7 @@ class RayRanks:
         ray = connect(cluster)
         try:
             self._reservation = _reserve(cluster)
-            actors = [
-                ray.remote(RayWorker).options(**_bundle_options(self._reservation, index)).remote()
-                for index in range(cluster.num_ranks)
-            ]
+            actors = [_actor(self._reservation, index) for index in range(cluster.num_ranks)]
             found = [_result(number, actor.location.remote()) for number, actor in enumerate(actors)]
         except BaseException:
             disconnect()
@@ -71,10 +69,11 @@ class RayRanks:
             location, gpus = found[index]
             return location.node != here, location.address, location.node, gpus
 
-        order = sorted(range(cluster.num_ranks), key=neighbourhood)
-        self._actors = [actors[i] for i in order]
-        self.locations: Sequence[RankLocation] = [found[i][0] for i in order]
-        self._guards: dict[str, Future[Death]] = {}
+        self._bundles = sorted(range(cluster.num_ranks), key=neighbourhood)
+        self._actors = [actors[i] for i in self._bundles]
+        self.locations: list[RankLocation] = [found[i][0] for i in self._bundles]
+        self.names = rank_names(cluster)
+        self._guards: dict[int, Future[Death]] = {}  # that watches the rank
         self._closing = threading.Event()
 
     def call(self, rank: int, method: str, *args: Any) -> Future[Any]:
@@ -86,21 +85,40 @@ class RayRanks:
                 if error is None:
                     answer.set_result(done.result())
                 else:
-                    answer.set_exception(_explained(rank, error, self.locations[rank].host, verb_of(method)))
+                    host, name = self.locations[rank].host, self.names[rank]
+                    answer.set_exception(_explained(rank, error, host, verb_of(method), name))
             except BaseException as fault:  # a call without an answer would be waited for for ever
                 answer.set_exception(fault)
 
         getattr(self._actors[rank], method).remote(*args).future().add_done_callback(pass_on)
         return answer
 
-    def watch(self, lost: Callable[[int], None]) -> None:
-        for node in {each.node for each in self.locations}:
-            ranks = {rank: each.process for rank, each in enumerate(self.locations) if each.node == node}
-            self._guards[node] = guard = on_node(node, watch, ranks).future()
+    def watch(self, lost: Callable[[int], None], ranks: Sequence[int] | None = None) -> None:
+        watched = range(len(self.locations)) if ranks is None else ranks
+        for node in {self.locations[rank].node for rank in watched}:
+            here = {rank: self.locations[rank].process for rank in watched if self.locations[rank].node == node}
+            guard: Future[Death] = on_node(node, watch, here).future()
+            self._guards |= dict.fromkeys(here, guard)
             # Whoever waits for the rank may be told more.
-            timer = threading.Timer(CAUSE_S, self._report, [node, guard, min(ranks), lost])
+            timer = threading.Timer(CAUSE_S, self._report, [node, guard, min(here), lost])
             timer.daemon = True
-            guard.add_done_callback(lambda _, timer=timer: timer.start())
+            guard.add_done_callback(partial(_start, timer))
+
+    def restart(self, ranks: Sequence[int]) -> None:
+        import ray
+
+        nodes = {self.locations[rank].node for rank in ranks}
+        if gone := [each.host for each in self.locations if each.node in nodes - alive().keys()]:
+            raise ResourceError(f"node {gone[0]} is gone, and its devices with it", where="cluster")
+        for rank in ranks:
+            with contextlib.suppress(Exception):
+                ray.kill(self._actors[rank])
+        own = {n: [self.locations[rank].process for rank in ranks if self.locations[rank].node == n] for n in nodes}
+        _wait([on_node(node, clear, processes, "") for node, processes in own.items()], CLEAR_S)  # devices are free
+        for rank in ranks:
+            self._actors[rank] = _actor(self._reservation, self._bundles[rank])
+        for rank in ranks:
+            self.locations[rank], _ = _result(rank, self._actors[rank].location.remote(), self.names[rank])
 
     def _report(self, node: str, guard: Future[Death], first: int, lost: Callable[[int], None]) -> None:
         """Called when the guard of a node has ended: a rank or the node has ended, or the guard alone was killed."""
@@ -114,7 +132,7 @@ class RayRanks:
     def last_words(self, rank: int) -> str:
         location = self.locations[rank]
         try:
-            kills = self._guards[location.node].result(timeout=CAUSE_S).oom_kills
+            kills = self._guards[rank].result(timeout=CAUSE_S).oom_kills
         except Exception:  # it has seen nothing, or has gone with its node
             return ""
         ended = f"the kernel ended {kills} process{'es' * (kills > 1)} for want of memory"
@@ -134,7 +152,8 @@ class RayRanks:
             ray.util.remove_placement_group(self._reservation)
         with contextlib.suppress(Exception):
             processes = {
-                node: [p.process for p in self.locations if p.node == node] for node in alive() & self._guards.keys()
+                node: [p.process for p in self.locations if p.node == node]
+                for node in alive().keys() & {self.locations[rank].node for rank in self._guards}
             }
             _wait([on_node(node, clear, own, folders.get(node, "")) for node, own in processes.items()], CLEAR_S)
         disconnect()
@@ -156,6 +175,17 @@ def _reserve(cluster: ClusterConfig) -> Any:
             remedy="lower cluster.ranks, end what holds the devices, or name a larger cluster in cluster.address",
         )
     return group
+
+
+def _start(timer: threading.Timer, _: Future[Death]) -> None:
+    timer.start()
+
+
+def _actor(reservation: Any, index: int) -> Any:
+    """A worker in a process of its own, on the devices of a bundle."""
+    import ray
+
+    return ray.remote(RayWorker).options(**_bundle_options(reservation, index)).remote()
 
 
 def _bundle_options(reservation: Any, index: int) -> dict[str, Any]:
@@ -187,33 +217,33 @@ def _table(kind: str) -> str:
     return "\n".join([*rows, f"    free: {ray.available_resources().get(kind, 0):g}"])
 
 
-def _result(rank: int, reference: Any) -> Any:
+def _result(rank: int, reference: Any, name: str = "") -> Any:
     try:
         return reference.future().result(timeout=START_S)
     except TimeoutError:
         raise ResourceError(
-            f"rank {rank} has not started within {START_S} s",
+            f"{name or f'rank {rank}'} has not started within {START_S} s",
             where="cluster",
             remedy="look at its node: `ray status`, and Ray's logs, usually /tmp/ray/session_latest/logs",
         ) from None
     except Exception as error:
-        raise _explained(rank, error, "its node", "start") from None
+        raise _explained(rank, error, "its node", "start", name or f"rank {rank}") from None
 
 
-def _explained(rank: int, error: BaseException, host: str, doing: str) -> BaseException:
-    """The error that a rank raised in a call, with the rank's number."""
+def _explained(rank: int, error: BaseException, host: str, doing: str, name: str) -> BaseException:
+    """The error that a rank raised in a call, with the rank's name."""
     from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 
     if isinstance(error, RayTaskError) and isinstance(error.cause, MMRLError):
         cause = error.cause
-        cause.where = f"{cause.where} (rank {rank})".strip()
+        cause.where = f"{cause.where} ({name})".strip()
         return cause
     message = _COLOUR.sub("", str(error))
     if isinstance(error, RayTaskError):
-        return RuntimeError(f"rank {rank} failed:\n{message}")
+        return RuntimeError(f"{name} failed:\n{message}")
     if isinstance(error, RayError):
         remedy = LESS_MEMORY if isinstance(error, OutOfMemoryError) else LOOK
-        return DeadRankError(rank, host, doing, _reason(message), remedy)
+        return DeadRankError(rank, host, doing, _reason(message), remedy, name=name)
     return error
 
 

@@ -15,22 +15,26 @@ from typing import TYPE_CHECKING, Any, Literal
 from mmrl.cluster.jobs import Installation, RankJob, Rendezvous
 from mmrl.cluster.nodes import PACKAGES, fingerprints, holds, installed_versions
 from mmrl.cluster.process import forget_shared_memory, host_meeting, prepare_process
-from mmrl.cluster.shipping import PackedArrays, PackedCuts, PackedGroup
+from mmrl.cluster.shipping import PackedArrays, PackedGroup
 from mmrl.config.load import from_mapping
 from mmrl.config.plugin_specs import Kind
 from mmrl.data.images import MediaStore
 from mmrl.engine import device
 from mmrl.engine.machine.interfaces import tell_interface
 from mmrl.engine.machine.preconditions import check_process
-from mmrl.engine_api import Cut, Learner, NetworkFiles, Polled, Sampler, SamplingRequest, UpdateResult, Way
+from mmrl.engine.transfer.order import Meeting, Order
+from mmrl.engine_api import Learner, NetworkFiles, Polled, Sampler, SamplingRequest, UpdateResult, Way
 from mmrl.errors import DeviceBusyError, DeviceMemoryError, MMRLError, NumericsError, PluginError, ResourceError
 from mmrl.plugin_host import registry
 from mmrl.system import failpoints
 from mmrl.system.machine_memory import total_bytes
-from mmrl.types import EncodedPrompt, FloatArray, Inspection, Sample, TrainingRow
+from mmrl.types import EncodedPrompt, FloatArray, ImageReport, Inspection, Sample, TrainingRow, WeightReport
 
 if TYPE_CHECKING:
+    from mmrl.engine.aids.inspection import HeldWeights
+    from mmrl.engine.network.eye import Eye
     from mmrl.engine.rank import RankEngine
+    from mmrl.engine.transfer.receiving import WeightsReceiver
 
 
 class RankWorker:
@@ -44,6 +48,7 @@ class RankWorker:
         self._owner: Any = None
         self._port = socket.socket()
         self._meeting: Any = None
+        self._receiver: WeightsReceiver | None = None
 
     def installation(self, plugins: Sequence[tuple[Kind, str]]) -> Installation:
         """Versions of what runs here, and of the plugins."""
@@ -172,8 +177,24 @@ class RankWorker:
             self._media.write_file(name, data)
 
     def publish(self) -> int:
-        """The version of the newest weights."""
+        """The version of the newest weights; ranks that sample apart can have it from now on."""
         return self._engine.publish()
+
+    def host_weights(self, address: str, size: int) -> int:
+        """The port at which so many ranks that sample apart get published weights, of this address of this node."""
+        bound = socket.create_server((address, 0))
+        port = int(bound.getsockname()[1])
+        self._engine.serve_weights(host_meeting(bound), address, port, size)
+        return port
+
+    def take_weights(self, meeting: Meeting, order: Order) -> None:
+        """Get a version of the weights from a learner elsewhere."""
+        from mmrl.engine.transfer.receiving import WeightsReceiver
+
+        if self._receiver is None:
+            self._receiver = WeightsReceiver(self._kind, meeting)
+        with self._engine.span("sync"):
+            self._engine.take_weights(self._receiver, order)
 
     def enter(self, verb: Literal["sampling", "learning"]) -> None:
         """Give the device to the sampler, with the newest weights, or to the learner."""
@@ -209,17 +230,6 @@ class RankWorker:
             return None
         packed = (replace(each, group=PackedGroup(each.group.prompt, each.group.rollouts)) for each in news.finished)
         return replace(news, finished=tuple(packed))
-
-    def stop_after(self, engine_steps: int, groups: int) -> None:
-        """See ``Sampler.stop_after``; a later ``advance`` that comes after the stop makes no step."""
-        sampler: Sampler = self._owner
-        sampler.stop_after(engine_steps, groups)
-
-    def cut(self, answer: bool) -> list[Cut] | None:
-        """See ``Sampler.cut``; without ``answer`` a peer tells the driver."""
-        sampler: Sampler = self._owner
-        cuts = sampler.cut()
-        return PackedCuts(cuts) if answer else None
 
     def drop(self) -> None:
         """Give up all requests."""
@@ -264,6 +274,17 @@ class RankWorker:
 
     def inspect(self, prompts: Sequence[EncodedPrompt]) -> Inspection:
         return self._engine.inspect(prompts)
+
+    def inspect_sampler(
+        self, prompts: Sequence[EncodedPrompt], learned: Sequence[Sequence[Eye]]
+    ) -> tuple[HeldWeights, list[ImageReport]]:
+        return self._engine.inspect_sampler(prompts, learned)
+
+    def look(self, prompts: Sequence[EncodedPrompt]) -> list[Eye]:
+        return self._engine.look(prompts)
+
+    def compare_weights(self, copies: Sequence[HeldWeights]) -> list[WeightReport]:
+        return self._engine.compare_weights(copies)
 
     def save(self, folder: str) -> Mapping[str, NetworkFiles] | MMRLError:
         """Save; an error is returned and not raised, so that all ranks answer and none waits for another."""

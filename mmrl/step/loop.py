@@ -182,7 +182,7 @@ class Trainer:
             "consumed_prompts": self.consumed_prompts,
             "updates": self._updates.updates,
             "faults_in_a_row": dict(self._updates.faults_in_a_row),
-            **self._queue.left(),
+            "carried_groups": self._queue.carried(),
             "algorithm": state_of(self._algorithm),
             **self._queue.reached(),
         }

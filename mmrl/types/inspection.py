@@ -56,9 +56,14 @@ class Inspection:
     weights: WeightReport
 
 
-def worst(ranks: Sequence[Inspection]) -> Inspection:
-    """One inspection with the worst that any rank has reported."""
-    images = tuple(_worst_image(each) for each in zip(*(rank.images for rank in ranks), strict=True))
+def worst(ranks: Sequence[Inspection], sights: Sequence[Sequence[ImageReport]] = ()) -> Inspection:
+    """One inspection with the worst that any rank has reported.
+
+    Args:
+        sights: Reports of the images, if they do not come from the ranks that have compared weights.
+    """
+    seen = sights or [rank.images for rank in ranks]
+    images = tuple(_worst_image(each) for each in zip(*seen, strict=True))
     weights = [rank.weights for rank in ranks]
     missing = dict.fromkeys(name for each in weights for name in each.missing)
     apart = max(weights, key=lambda each: abs(each.versions[0] - each.versions[1]))

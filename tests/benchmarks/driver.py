@@ -118,7 +118,7 @@ class ArrayEngine:
         return nullcontext()
 
     @contextmanager
-    def sampling(self, version: int | None = None) -> Iterator[Any]:
+    def sampling(self) -> Iterator[Any]:
         from made_groups import MadeGroups
 
         yield MadeGroups(self._group)
@@ -173,6 +173,7 @@ class ShippedRanks:
         from mmrl.cluster.worker import RankWorker
 
         self.locations = [RankLocation("node", "host", "127.0.0.1", Process.own()) for _ in range(count)]
+        self.names = [f"rank {rank}" for rank in range(count)]
         self._workers = [RankWorker() for _ in range(count)]
         for rank, worker in enumerate(self._workers):
             worker._engine = ArrayEngine(rank)  # type: ignore[assignment]
@@ -194,8 +195,11 @@ class ShippedRanks:
             answer.set_exception(error)
         return answer
 
-    def watch(self, lost: Callable[[int], None]) -> None:
+    def watch(self, lost: Callable[[int], None], ranks: Sequence[int] | None = None) -> None:
         return None
+
+    def restart(self, ranks: Sequence[int]) -> None:
+        raise AssertionError("these ranks end with their group")
 
     def last_words(self, rank: int) -> str:
         return ""
@@ -415,7 +419,7 @@ def run(ranks: ShippedRanks, prompts: int, steps: int, folder: Path) -> None:
     directory = RunDirectory.create(folder / "run")
     algorithm: Any = registry.create("algorithm", config.algorithm)
     engine = RankGroup(ranks, media, UnitCost(model), ranks_together=1)
-    engine._descriptions = [{"precision": "float32"}]
+    engine.descriptions = [{"precision": "float32"}]
     with open(os.devnull, "w") as nowhere, Scorer(config.rewards) as scorer, Interruption() as interruption:
         recorder = RunRecorder(config, directory, Trackers([], print), Console(steps, nowhere), engine, {})
         collector = Collector(config, engine, scorer, recorder.progress, event=recorder.event)

@@ -96,7 +96,7 @@ class HalfFakeEngine:
         return getattr(self._engine, name)
 
     @contextmanager
-    def sampling(self, version: int | None = None) -> Iterator[Any]:
+    def sampling(self) -> Iterator[Any]:
         from made_groups import MadeGroups
 
         yield MadeGroups(self._group)
@@ -174,6 +174,7 @@ class ChildRank:
         there.close()
         self._calls, self._begin = ThreadPoolExecutor(1), begin
         self.locations = [RankLocation("node", "host", "127.0.0.1", Process.own())]
+        self.names = ["rank 0"]
 
     def call(self, rank: int, method: str, *args: Any) -> Future[Any]:
         if (method, *args) == ("enter", "sampling"):
@@ -188,8 +189,11 @@ class ChildRank:
             raise found
         return found
 
-    def watch(self, lost: Callable[[int], None]) -> None:
+    def watch(self, lost: Callable[[int], None], ranks: Sequence[int] | None = None) -> None:
         return None
+
+    def restart(self, ranks: Sequence[int]) -> None:
+        raise AssertionError("these ranks end with their group")
 
     def last_words(self, rank: int) -> str:
         return ""

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import zip_longest
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -22,7 +21,7 @@ from mmrl.cluster import ray_ranks
 from mmrl.cluster.failures import DeadRankError
 from mmrl.cluster.guard import Process, watch
 from mmrl.cluster.process import host_meeting
-from mmrl.cluster.ranks import RankLocation, verb_of
+from mmrl.cluster.ranks import RankLocation, rank_names, verb_of
 from mmrl.config.cluster import ClusterConfig
 from mmrl.engine import device
 from mmrl.errors import MMRLError
@@ -89,12 +88,13 @@ class ProcessRanks:
     def __init__(
         self, config: ClusterConfig, environments: Sequence[Mapping[str, str]] = (), template: Template | None = None
     ) -> None:
-        pairs = zip_longest(range(config.ranks), environments[: config.ranks], fillvalue={})
-        self.processes = [RankProcess(environment, template) for _, environment in pairs]  # type: ignore[arg-type]
+        count, self._template = config.num_ranks, template
+        self._environments = [*environments[:count], *({} for _ in range(count - len(environments)))]
+        self.names = rank_names(config)
+        self.processes = [RankProcess(environment, template) for environment in self._environments]
         self._threads = [ThreadPoolExecutor(1) for _ in self.processes]
         self._closing = threading.Event()
-        found = [self.call(rank, located) for rank in range(config.ranks)]
-        self.locations = [RankLocation("node", "host", "127.0.0.1", each.result()) for each in found]
+        self.locations = [each.result() for each in map(self._located, range(count))]
 
     def call(self, rank: int, method: str | Callable[..., Any], *args: Any) -> Future[Any]:
         """As the protocol has it; ``method`` may be a function of the worker, too."""
@@ -104,20 +104,38 @@ class ProcessRanks:
         try:
             return self.processes[rank].ask(method, *args)
         except EOFError:
-            raise DeadRankError(rank, "host", verb_of(str(method)), "its process has ended") from None
+            doing, name = verb_of(str(method)), self.names[rank]
+            raise DeadRankError(rank, "host", doing, "its process has ended", name=name) from None
         except MMRLError as error:
-            error.where = f"{error.where} (rank {rank})".strip()
+            error.where = f"{error.where} ({self.names[rank]})".strip()
             raise
         except RuntimeError as error:
-            raise RuntimeError(f"rank {rank} failed:\n{error}") from None
+            raise RuntimeError(f"{self.names[rank]} failed:\n{error}") from None
 
-    def watch(self, lost: Callable[[int], None]) -> None:
+    def _located(self, rank: int) -> Future[RankLocation]:
+        def locate() -> RankLocation:
+            return RankLocation("node", "host", "127.0.0.1", self._ask(rank, located, ()))
+
+        return self._threads[rank].submit(locate)
+
+    def watch(self, lost: Callable[[int], None], ranks: Sequence[int] | None = None) -> None:
+        own = {rank: self.locations[rank].process for rank in (ranks or range(len(self.locations)))}
+
         def look() -> None:
-            death = watch({rank: each.process for rank, each in enumerate(self.locations)})
+            death = watch(own)
             if not self._closing.is_set():
                 lost(death.rank)
 
         threading.Thread(target=look, daemon=True).start()
+
+    def restart(self, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            self.processes[rank].kill()
+            self._threads[rank].shutdown(wait=False)
+            self.processes[rank] = RankProcess(self._environments[rank], self._template)
+            self._threads[rank] = ThreadPoolExecutor(1)
+        for rank in ranks:
+            self.locations[rank] = self._located(rank).result()
 
     def last_words(self, rank: int) -> str:
         return ""

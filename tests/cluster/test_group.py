@@ -101,6 +101,7 @@ class FakeRanks:
 
     def __init__(self, nodes: Sequence[str], faults: dict[int, dict[str, Callable[[], Any]]] | None = None) -> None:
         self.locations = [RankLocation(node, f"host-{node}", "127.0.0.1", guard.Process.own()) for node in nodes]
+        self.names = [f"rank {rank}" for rank in range(len(nodes))]
         self.words = ""
         self.workers = [FakeWorker(rank, (faults or {}).get(rank, {})) for rank in range(len(nodes))]
         self._threads = [ThreadPoolExecutor(1) for _ in nodes]
@@ -108,8 +109,11 @@ class FakeRanks:
     def call(self, rank: int, method: str, *args: Any) -> Future[Any]:
         return self._threads[rank].submit(self.workers[rank].receive, method, *args)
 
-    def watch(self, lost: Callable[[int], None]) -> None:
+    def watch(self, lost: Callable[[int], None], ranks: Sequence[int] | None = None) -> None:
         self.lose = lost
+
+    def restart(self, ranks: Sequence[int]) -> None:
+        raise AssertionError("these ranks end with their group")
 
     def last_words(self, rank: int) -> str:
         return self.words
@@ -419,7 +423,7 @@ def test_a_model_is_sent_file_by_file_to_a_node_without_it(group_of, tmp_path, m
     fakes.workers[1].faults["fingerprints"] = lambda: ["", "", "2500 of another step"]
     fakes.workers[1].faults["make_folder"] = lambda: "/tmp/there"
     model = SimpleNamespace(path=str(folder), commit=None, files=lambda: names)
-    assert send_model(group_of(fakes), model) == [str(folder), "/tmp/there/model"]
+    assert send_model(group_of(fakes), model) == {0: str(folder), 1: "/tmp/there/model"}
     parts = [call[1:] for call in fakes.workers[1].calls if call[0] == "write_part"]
     assert {path for path, _, _ in parts} == {f"/tmp/there/model/{name}" for name in names}
     weights = [(offset, data) for path, offset, data in parts if path.endswith("safetensors")]
@@ -541,10 +545,10 @@ def test_a_checkpoint_is_sent_to_the_nodes_that_do_not_see_it(group_of, tmp_path
     group = group_of(fakes)
     group.roles = ["policy", "critic", "reference"]
     sent = str(tmp_path / "there" / "checkpoint")
-    assert send_checkpoint(group, checkpoint) == [str(checkpoint), sent, sent]
+    assert send_checkpoint(group, checkpoint, group.roles) == {0: str(checkpoint), 1: sent, 2: sent}
     found = {str(p.relative_to(sent)): p.read_bytes() for p in Path(sent).rglob("*") if p.is_file()}
     assert found == {"model/config_json": b"{}", "state/optimizer/a": bytes(2500), "critic/state/a": b"c"}
-    assert send_checkpoint(group, None) == ["", "", ""]
+    assert send_checkpoint(group, None, group.roles) == {}
     group.close()
     assert fakes.removed == {"there": str(tmp_path / "there")}
 

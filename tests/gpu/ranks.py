@@ -84,7 +84,7 @@ def _ranks(kind: str, config: Any) -> Any:
     if kind == "cpu":
         return ProcessRanks(config)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    names = visible if len(visible) >= config.ranks else list(map(str, range(config.ranks)))
+    names = visible if len(visible) >= config.num_ranks else list(map(str, range(config.num_ranks)))
     return ProcessRanks(config, [{"CUDA_VISIBLE_DEVICES": name} for name in names])
 
 

@@ -22,24 +22,46 @@ from mmrl.token_columns import POLICY
 from mmrl.types import EncodedPrompt, FloatArray, ImageRef, ImageReport, Sample, Segment, WeightReport
 
 
-def compare_weights(
-    sampler: VLLMSampler | HFSampler, learner: DeepSpeedLearner, dtype: torch.dtype, together: int
-) -> WeightReport:
-    """Look each of the learner's weights up in the sampler, which is awake; collective.
+@dataclass(frozen=True, slots=True)
+class HeldWeights:
+    """Hashes of what one copy of the sampler holds, and its version."""
+
+    hashes: WeightHashes
+    version: int
+
+
+def held_weights(sampler: VLLMSampler | HFSampler, dtype: torch.dtype, together: int) -> HeldWeights:
+    """The weights of a sampler that is awake; collective.
 
     Args:
-        together: Ranks that hold one copy of the sampler's weights.
+        together: Ranks that hold one copy of them.
     """
     held = sampler.with_model(lambda model: WeightHashes.of(model, dtype))
     if together > 1:
         for other in of_all_ranks(held):
             held.add(other)
-    total, missing = 0, list[str]()
+    return HeldWeights(held, sampler.weight_version)
+
+
+def compare_weights(
+    copies: Sequence[HeldWeights], learner: DeepSpeedLearner, dtype: torch.dtype, together: int
+) -> list[WeightReport]:
+    """Look each of the learner's weights up in each copy of the sampler's; collective.
+
+    Args:
+        copies: None on ranks that only take part in gathering the learner's.
+        together: Ranks that hold one copy.
+    """
+    total, missing = 0, [list[str]() for _ in copies]
     for name, weight in learner_weights(learner.policy, dtype):
         total += 1
-        if not held.holds(weight, dtype, together):
-            missing.append(name)
-    return WeightReport(total, tuple(missing), (learner.weight_version, sampler.weight_version))
+        for copy, lacking in zip(copies, missing, strict=True):
+            if not copy.hashes.holds(weight, dtype, together):
+                lacking.append(name)
+    return [
+        WeightReport(total, tuple(lacking), (learner.weight_version, copy.version))
+        for copy, lacking in zip(copies, missing, strict=True)
+    ]
 
 
 def sights_of_sampler(

@@ -1,0 +1,105 @@
+"""Runs whose sampler has ranks of its own: the same files as of ranks that take turns, also if a sampler is killed."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+from mmrl.types import RawImage
+
+pytestmark = pytest.mark.full
+
+REWARD = """\
+def even(rollouts):
+    return [float((rollout.token_ids % 2 == 0).mean()) for rollout in rollouts]
+"""
+ONE = ("cluster.name=ray", "cluster.ranks=1")
+APART = ("cluster.name=ray", "cluster.sampler_ranks=1", "cluster.learner_ranks=1")
+
+
+@pytest.fixture(scope="module")
+def folder(
+    models: Callable[[str], Path], picture: Callable[..., RawImage], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A config of rows with no, one and two images, and one of text alone."""
+    folder = tmp_path_factory.mktemp("split")
+    for index, size in enumerate([(56, 56), (90, 60), (60, 120)]):
+        (folder / f"{index}.png").write_bytes(picture(*size).data)
+    names = [[f"{(row + i) % 3}.png" for i in range(row % 3)] for row in range(6)]
+    rows = [{"prompt": "<image>" * len(each) + f"{row}+1?", "images": each} for row, each in enumerate(names)]
+    (folder / "seen.jsonl").write_text("".join(json.dumps(row | {"answer": "7"}) + "\n" for row in rows))
+    sums = [{"prompt": f"{row}+1?", "answer": str(row + 1)} for row in range(6)]
+    (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sums))
+    (folder / "reward.py").write_text(REWARD)
+    seen = {"name": "table", "path": "seen.jsonl"}
+    images: dict[str, Any] = {
+        "model": {"path": str(models("qwen2_5_vl")), "dtype": "float32"},
+        "data": {"train": seen, "eval": seen, "max_prompt_tokens": 160},
+        "rewards": [{"name": "reward.py:even", "workers": 1}],
+        "algorithm": {"name": "grpo", "kl": {"coef": 0.05}},
+        "sampler": {"group_size": 3, "max_new_tokens": 8, "engine": {"kv_cache_memory_bytes": 2**26}},
+        "learner": {"lr": 1e-2, "tokens_per_microbatch": 300, "zero_stage": 0, "minibatches": 2},
+        "trainer": {"steps": 3, "prompts_per_step": 4, "eval_every": 2, "save_every": 1},
+    }
+    text = images | {
+        "model": {"path": str(models("qwen2")), "dtype": "float32"},
+        "data": {"train": {"name": "table", "path": "sums.jsonl"}, "max_prompt_tokens": 64},
+        "sampler": {"name": "hf", "group_size": 3, "max_new_tokens": 8},
+        "trainer": {"steps": 3, "prompts_per_step": 4, "save_every": 1},
+    }
+    for name, config in {"images": images, "text": text}.items():
+        (folder / f"{name}.yaml").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path, warm_mmrl: Callable[..., Any]) -> Callable[..., Path]:
+    """A run of a config on ranks that are forks; each is carried out once."""
+
+    @functools.cache
+    def train(config: str, *settings: str) -> Path:
+        name = hashlib.sha256(" ".join((config, *settings)).encode()).hexdigest()[:8]
+        done = warm_mmrl("train", f"{config}.yaml", f"trainer.run_dir={name}", *settings, folder=folder)
+        assert done.returncode == 0, done.stderr
+        return folder / name
+
+    return train
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a history without times."""
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith("perf/") and k not in ("time", "ts")} for line in found]
+
+
+def assert_same(one: Path, other: Path) -> None:
+    """Metrics, ledger, rollouts, evaluations and weights, bit for bit."""
+    for name in ("metrics.jsonl", "ledger.jsonl"):
+        assert lines(one / name) == lines(other / name), name
+    for kind in ("rollouts", "evaluations"):
+        files = [{path.name: path.read_bytes() for path in (run / kind).glob("*")} for run in (one, other)]
+        assert files[0] == files[1] and (files[0] or kind == "evaluations")
+    for step in ("step-000001", "step-000003"):
+        place = Path("checkpoints", step, "model", "model.safetensors")
+        found, expected = load_file(one / place), load_file(other / place)
+        assert found.keys() == expected.keys()
+        assert all((found[key] == expected[key]).all() for key in found)
+
+
+@pytest.mark.parametrize("config", ["text", "images"])
+def test_ranks_apart_write_what_one_rank_writes(config: str, trained: Callable[..., Path]) -> None:
+    assert_same(trained(config, *APART), trained(config, *ONE))
+
+
+def test_the_record_says_which_rank_is_on_which_side(trained: Callable[..., Path]) -> None:
+    engine = json.loads((trained("images", *APART) / "environment.json").read_text())["engine"]
+    assert [rank["side"] for rank in engine["ranks"]] == ["sampler", "learner"]
+    assert len({rank["pid"] for rank in engine["ranks"]}) == 2
+    assert (engine["sampler"], engine["learner"]) == ("VLLMSampler", "DeepSpeedLearner")
