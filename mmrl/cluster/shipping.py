@@ -15,9 +15,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmrl.engine_api import SamplingRequest
+from mmrl.engine_api import Cut, SamplingRequest
 from mmrl.ops.packing import offsets
-from mmrl.types import EncodedPrompt, FloatArray, ImageRef, Prompt, Rollout, RolloutGroup, Sample, Segment, TrainingRow
+from mmrl.types import (
+    EncodedPrompt,
+    FloatArray,
+    GroupKey,
+    ImageRef,
+    Prompt,
+    Rollout,
+    RolloutGroup,
+    Sample,
+    Segment,
+    TrainingRow,
+)
 
 Array = npt.NDArray[Any]
 
@@ -35,8 +46,8 @@ class PackedRequests(list[SamplingRequest]):
     def __reduce__(self) -> tuple[Any, ...]:
         scalars = [(each.num_samples, each.temperature, each.max_new_tokens, each.seed) for each in self]
         segments = _pack_segments(each.segments for each in self) if any(each.segments for each in self) else None
-        answered = [each.answered_after for each in self]
-        return _requests, (*_pack_prompts(each.prompt for each in self), scalars, segments, answered)
+        ends = [(each.answered_after, each.may_be_cut) for each in self]
+        return _requests, (*_pack_prompts(each.prompt for each in self), scalars, segments, ends)
 
 
 class PackedSamples(list[Sample]):
@@ -71,15 +82,25 @@ class PackedGroup(RolloutGroup):
         return _group, (self.prompt.key, segments, scalars, _pack_optional([each.experts for each in self.rollouts]))
 
 
+class PackedCuts(list[Cut]):
+    """Cut requests as a rank knows them. Each arrives with its prompt as key alone, the tokens that it has left, and of
+    its segments the last, which is new if fewer tokens are left than were asked for: the driver has the rest."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        requests = [each.request for each in self]
+        scalars = [(each.ticket, each.request.prompt.key, each.request.max_new_tokens) for each in self]
+        return _cuts, (scalars, _pack_segments(each.segments[-1:] for each in requests))
+
+
 def _requests(
-    prompts: Any, places: Sequence[int], scalars: Sequence[Any], segments: Any, answered: Sequence[int | None]
+    prompts: Any, places: Sequence[int], scalars: Sequence[Any], segments: Any, ends: Sequence[tuple[int | None, bool]]
 ) -> list[SamplingRequest]:
     known = _prompts(*prompts)
     of_requests = [()] * len(places) if segments is None else _segments(*segments)
-    parts = zip(places, scalars, of_requests, answered, strict=True)
+    parts = zip(places, scalars, of_requests, ends, strict=True)
     return [
-        SamplingRequest(known[place], num_samples, temperature, max_new_tokens, seed, own, answered_after)
-        for place, (num_samples, temperature, max_new_tokens, seed), own, answered_after in parts
+        SamplingRequest(known[place], num_samples, temperature, max_new_tokens, seed, own, *end)
+        for place, (num_samples, temperature, max_new_tokens, seed), own, end in parts
     ]
 
 
@@ -92,9 +113,19 @@ def _rows(samples: Any, scalars: Sequence[Any], masks: Any, columns: Mapping[str
     ]
 
 
-def _group(key: tuple[int, str], segments: Any, scalars: Sequence[Any], experts: Any) -> RolloutGroup:
+def _cuts(scalars: Sequence[tuple[int, GroupKey, int]], segments: Any) -> list[Cut]:
+    parts = zip(scalars, _segments(*segments), strict=True)
+    return [Cut(ticket, SamplingRequest(_named(key), 1, 1.0, left, 0, own)) for (ticket, key, left), own in parts]
+
+
+def _named(key: GroupKey) -> EncodedPrompt:
+    """A prompt of which nothing but the key is known."""
     epoch, name = key
-    prompt = EncodedPrompt(prompt=Prompt(name, ()), text="", token_ids=np.zeros(0, np.int32), images=(), epoch=epoch)
+    return EncodedPrompt(prompt=Prompt(name, ()), text="", token_ids=np.zeros(0, np.int32), images=(), epoch=epoch)
+
+
+def _group(key: GroupKey, segments: Any, scalars: Sequence[Any], experts: Any) -> RolloutGroup:
+    prompt = _named(key)
     parts = zip(_segments(*segments), scalars, _optional(experts, len(scalars)), strict=True)
     return RolloutGroup(prompt, tuple(Rollout(prompt, own, *each, experts=known) for own, each, known in parts))
 
@@ -146,7 +177,7 @@ def _pack_segments(of_samples: Iterable[Sequence[Segment]]) -> tuple[Any, ...]:
     segments = [segment for own in of_samples for segment in own]
     return (
         [len(own) for own in of_samples],
-        [(each.by_policy, each.weight_version, each.role, each.finish_reason) for each in segments],
+        [(each.by_policy, each.weight_version, each.role, each.finish_reason, each.continues) for each in segments],
         {place: segment.images for place, segment in enumerate(segments) if segment.images},
         _joined([segment.token_ids for segment in segments], np.int32),
         _joined([segment.sampler_logprobs for segment in segments], np.float32),
@@ -158,8 +189,8 @@ def _segments(
 ) -> list[tuple[Segment, ...]]:
     parts = zip(scalars, _split(*token_ids), _split(*logprobs), strict=True)
     segments = [
-        Segment(ids, by_policy, values, version, images.get(place, ()), role, reason)
-        for place, ((by_policy, version, role, reason), ids, values) in enumerate(parts)
+        Segment(ids, by_policy, values, version, images.get(place, ()), *others)
+        for place, ((by_policy, version, *others), ids, values) in enumerate(parts)
     ]
     return [tuple(segments[start:end]) for start, end in pairwise(offsets(counts))]
 

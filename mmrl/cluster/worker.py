@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mmrl.cluster.jobs import Installation, RankJob, Rendezvous
 from mmrl.cluster.nodes import PACKAGES, fingerprints, holds, installed_versions
 from mmrl.cluster.process import forget_shared_memory, host_meeting, prepare_process
-from mmrl.cluster.shipping import PackedArrays, PackedGroup
+from mmrl.cluster.shipping import PackedArrays, PackedCuts, PackedGroup
 from mmrl.config.load import from_mapping
 from mmrl.config.plugin_specs import Kind
 from mmrl.data.images import MediaStore
@@ -23,7 +23,7 @@ from mmrl.engine import device
 from mmrl.engine.machine.interfaces import tell_interface
 from mmrl.engine.machine.preconditions import check_process
 from mmrl.engine.transfer.order import Meeting, Order
-from mmrl.engine_api import Learner, NetworkFiles, Polled, Sampler, SamplingRequest, UpdateResult, Way
+from mmrl.engine_api import Cut, Learner, NetworkFiles, Polled, Sampler, SamplingRequest, UpdateResult, Way
 from mmrl.errors import DeviceBusyError, DeviceMemoryError, MMRLError, NumericsError, PluginError, ResourceError
 from mmrl.plugin_host import registry
 from mmrl.system import failpoints
@@ -230,6 +230,17 @@ class RankWorker:
             return None
         packed = (replace(each, group=PackedGroup(each.group.prompt, each.group.rollouts)) for each in news.finished)
         return replace(news, finished=tuple(packed))
+
+    def stop_after(self, engine_steps: int, groups: int) -> None:
+        """See ``Sampler.stop_after``; a later ``advance`` that comes after the stop makes no step."""
+        sampler: Sampler = self._owner
+        sampler.stop_after(engine_steps, groups)
+
+    def cut(self, answer: bool) -> list[Cut] | None:
+        """See ``Sampler.cut``; without ``answer`` a peer tells the driver."""
+        sampler: Sampler = self._owner
+        cuts = sampler.cut()
+        return PackedCuts(cuts) if answer else None
 
     def drop(self) -> None:
         """Give up all requests."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -18,13 +18,16 @@ class PartialConfig(Section):
     in_flight: Annotated[float, Field(ge=1, le=4)] = 1.5
     """Groups that are sampled at once, in multiples of `trainer.prompts_per_step`."""
 
-    def against(self, sampler: str, routing: str, scheduling: str | None) -> Iterator[Contradiction]:
+    def against(
+        self, sampler: str, routing: str, scheduling: str | None, engine: Mapping[str, Any]
+    ) -> Iterator[Contradiction]:
         """Contradictions with other sections, by dotted keys.
 
         Args:
             sampler: ``sampler.name``.
             routing: ``learner.routing``.
             scheduling: ``environment.scheduling``; None without an environment.
+            engine: ``sampler.engine``.
         """
         if sampler != "vllm":
             what = f"sampler.partial needs a sampler that takes many steps, and sampler.name is {sampler}"
@@ -38,3 +41,7 @@ class PartialConfig(Section):
             what += "are not the same in every run"
             remedy = "set environment.scheduling: reproducible, or sampler.partial: null"
             yield Contradiction(("sampler.partial", "environment.scheduling"), what, remedy)
+        for key, usual in (("async_scheduling", False), ("stream_interval", 1)):
+            if engine.get(key, usual) != usual:
+                what = f"sampler.engine.{key} is set, and sampler.partial needs each token at the step that samples it"
+                yield Contradiction(("sampler.partial", f"sampler.engine.{key}"), what, f"remove sampler.engine.{key}")

@@ -409,7 +409,7 @@ class Config(Section):
         yield from cluster.against({f"sampler.{key}": getattr(sampler, key) for key in sizes}, trainer.staleness)
         if sampler.partial is not None:
             scheduling = None if self.environment is None else self.environment.scheduling
-            yield from sampler.partial.against(sampler.name, learner.routing, scheduling)
+            yield from sampler.partial.against(sampler.name, learner.routing, scheduling, sampler.engine)
         if trainer.prompts_per_step * sampler.group_size < learner.minibatches:
             what = f"learner.minibatches is {learner.minibatches}, but a step has fewer completions"
             keys = ("learner.minibatches", "trainer.prompts_per_step", "sampler.group_size")

@@ -146,6 +146,11 @@ class PlannedModel:
         asleep = self.sampler(config).locked(discards=discards) if samples else 0
         return HostMemory(asleep, held.locked, reference, discards)
 
+    @property
+    def snapshot_bytes(self) -> int:
+        """Bytes of all weights as the sampler gets them, adapters merged and nothing in 4 bits."""
+        return sum(weight_bytes(self._folder, self.width, quantize=False))
+
     def cache_bytes_per_token(self, config: Config) -> int:
         """Bytes of a token's keys and values on one of the ranks that sample together."""
         return cache_bytes_per_token(self.shape, **self._shares(config))

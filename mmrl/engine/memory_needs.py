@@ -67,7 +67,7 @@ def memory_changes(config: Config, shape: ModelShape, smallest: int) -> Iterator
     Args:
         smallest: Tokens that a micro-batch must have room for: the longest sample.
     """
-    learner, ranks, size = config.learner, config.cluster.num_learner_ranks, config.sampler.tensor_parallel_size
+    learner, ranks, size = config.learner, config.cluster.num_sampler_ranks, config.sampler.tensor_parallel_size
     tokens = [learner.tokens_per_microbatch]
     while tokens[-1] // 2 >= smallest:
         tokens.append(tokens[-1] // 2)

@@ -102,12 +102,14 @@ class Collector:
         draw: Callable[[int], Sequence[tuple[int, EncodedPrompt]]],
         wanted: int,
         clock: Clock,
+        version: int | None = None,
     ) -> SampledStep:
         """Groups for the algorithm; if it selects, the next prompt's group replaces each one that it rejects.
 
         Args:
             draw: The next so many prompts, each with the epoch that it is drawn in.
             wanted: Groups to keep; there are fewer if the rounds do not suffice.
+            version: The version of the weights to sample with; None is the newest.
 
         Raises:
             PluginError: ``Algorithm.select`` or a reward fails, or a reward or the environment fails too often.
@@ -116,7 +118,7 @@ class Collector:
         needs = algorithm.needs()
         max_rounds = 1 + (needs.refill.max_rounds if needs.refill else 0)
         groups, left = list[ScoredGroup](), wanted
-        with self._sampling(clock) as sampling:
+        with self._sampling(clock, version) as sampling:
             for number in range(max_rounds):
                 if left <= 0:
                     break
@@ -217,10 +219,10 @@ class Collector:
         return SamplingRequest(prompt, num_samples, temperature, most or self._config.sampler.max_new_tokens, seed)
 
     @contextmanager
-    def _sampling(self, clock: Clock) -> Iterator[_Sampling]:
+    def _sampling(self, clock: Clock, version: int | None = None) -> Iterator[_Sampling]:
         with ExitStack() as stack:
             with clock.phase("sync"):
-                sampler = stack.enter_context(self._engine.sampling())
+                sampler = stack.enter_context(self._engine.sampling(version))
             sampling = _Sampling(sampler, clock, Failures(), None if self._player is None else self._player.tally())
             yield sampling
             if sampling.calls is not None:

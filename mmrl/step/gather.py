@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.errors import MMRLError, NumericsError, plugin_errors
+from mmrl.errors import MMRLError, NumericsError, SamplersRestarted, plugin_errors
 from mmrl.interfaces import Algorithm
 from mmrl.rollout.batch import SampledStep
 from mmrl.step.given import Comparisons, Given
-from mmrl.step.source import Draw, Source
+from mmrl.step.source import Draw, Left, Source
 from mmrl.system.clock import Clock
 from mmrl.types import CreditedGroup, EncodedPrompt, Prompt, RolloutGroup, ScoredGroup
 
@@ -26,15 +26,18 @@ class Rollouts(Source):
     def make(self, prompt: Prompt) -> EncodedPrompt:
         return self._encoder.encode(prompt)
 
-    def gather(self, step: int, draw: Draw, clock: Clock) -> SampledStep:
+    def gather(self, step: int, draw: Draw, clock: Clock, version: int | None = None) -> SampledStep:
         count = self._config.trainer.prompts_per_step
-        carried, self.carried = self.carried, []
+        carried, self.left = self.left.carried, Left()
 
         def seen(number: int) -> Sequence[tuple[int, EncodedPrompt]]:
             return [(epoch, self._views(replace(prompt, epoch=epoch), step)) for epoch, prompt in draw(number)]
 
         try:
-            found = self._collector.training_groups(step, self._algorithm, seen, count - len(carried), clock)
+            wanted = count - len(carried)
+            found = self._collector.training_groups(step, self._algorithm, seen, wanted, clock, version)
+        except SamplersRestarted:
+            raise
         except MMRLError as error:  # such as too many failures of rewards
             if not (lost := self._collector.generated):
                 raise
@@ -63,7 +66,7 @@ class Rollouts(Source):
             )
             return replace(found, learned=(), fault=error)
         if refill.on_starvation == "skip":
-            self.carried = [replace(group, place=None) for group in found.learned]
+            self.left = Left([replace(group, place=None) for group in found.learned])
             return replace(found, learned=())
         return found
 

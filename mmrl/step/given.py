@@ -33,7 +33,7 @@ class Given(Source):
     def make(self, prompt: Prompt) -> ScoredGroup:
         return self.group(self._encoder.encode(prompt), self._algorithm.needs(), self._encoder)
 
-    def gather(self, step: int, draw: Draw, clock: Clock) -> SampledStep:
+    def gather(self, step: int, draw: Draw, clock: Clock, version: int | None = None) -> SampledStep:
         with clock.phase("prompts"):
             drawn = draw(self._config.trainer.prompts_per_step)
             groups = [self._placed(group, epoch, place, step) for place, (epoch, group) in enumerate(drawn)]

@@ -182,7 +182,7 @@ class Trainer:
             "consumed_prompts": self.consumed_prompts,
             "updates": self._updates.updates,
             "faults_in_a_row": dict(self._updates.faults_in_a_row),
-            "carried_groups": self._queue.carried(),
+            **self._queue.left(),
             "algorithm": state_of(self._algorithm),
             **self._queue.reached(),
         }

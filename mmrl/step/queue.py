@@ -10,8 +10,7 @@ from mmrl.config.sections import TrainerConfig
 from mmrl.data.prompts import PromptSource
 from mmrl.rollout.batch import SampledStep
 from mmrl.rollout.prefetch import PromptPrefetcher
-from mmrl.rollout.records import group_records, read_groups
-from mmrl.step.source import Source
+from mmrl.step.source import Left, Source
 from mmrl.system.clock import Clock
 
 REACHED = "rows_reached"
@@ -53,7 +52,7 @@ class StepQueue:
     def prepare(self, step: int) -> None:
         """Begin to make the prompts of the step after this one, if there is one."""
         if step < self._config.steps:
-            self._prompts.prepare(self._config.prompts_per_step - len(self._source.carried))
+            self._prompts.prepare(self._config.prompts_per_step - len(self._source.left.carried))
 
     def wait(self) -> None:
         """Wait until all is prepared: no other thread reads rows then."""
@@ -63,9 +62,9 @@ class StepQueue:
         """Prepare no more."""
         self._prompts.stop()
 
-    def carried(self) -> list[dict[str, Any]]:
-        """Records of the groups for the next step, as JSON can hold them."""
-        return group_records(self._source.carried)
+    def left(self) -> dict[str, Any]:
+        """Records of what is left for the next step, as JSON can hold it."""
+        return self._source.left.state()
 
     def reached(self) -> dict[str, Sequence[Any]]:
         """Facts of the rows that were reached, if not all were measured at the start."""
@@ -73,11 +72,11 @@ class StepQueue:
         return {} if rows is None else {REACHED: rows}
 
     def restore(self, state: Mapping[str, Any], media: Path) -> None:
-        """Take over ``consumed_prompts``, ``carried_groups`` and ``reached`` of a trainer's state.
+        """Take over ``consumed_prompts``, ``left`` and ``reached`` of a trainer's state.
 
         Args:
             media: The folder of the groups' images.
         """
         self._prompts.go_to(int(state["consumed_prompts"]))
         self._train.restore(state.get(REACHED, ()))
-        self._source.carried = read_groups(state["carried_groups"], media)
+        self._source.go_back(Left.of(state, media))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 from mmrl.config.sections import Config
 from mmrl.engine_api import PromptEncoder
@@ -12,12 +14,37 @@ from mmrl.errors import DataError
 from mmrl.interfaces import Algorithm, Needs
 from mmrl.rollout.batch import SampledStep
 from mmrl.rollout.collector import Collector
+from mmrl.rollout.records import group_records, read_groups
 from mmrl.step.views import ViewMaker
 from mmrl.system.clock import Clock
 from mmrl.types import EncodedPrompt, Prompt, ScoredGroup
 
 Draw = Callable[[int], Sequence[tuple[int, Any]]]
 """The next so many prompts as ``Source.make`` made them, each with the epoch that it is drawn in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The groups that a step leaves for the next one. It is replaced and never changed, so that a queue may keep it.
+
+    Attributes:
+        carried: Groups to use first.
+    """
+
+    carried: Sequence[ScoredGroup] = ()
+
+    def state(self) -> dict[str, Any]:
+        """All of it, as JSON can hold it."""
+        return {"carried_groups": group_records(self.carried)}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any], media: Path) -> Self:
+        """The object of an answer of ``state``.
+
+        Args:
+            media: The folder of the groups' images.
+        """
+        return cls(read_groups(state["carried_groups"], media))
 
 
 class Source(ABC):
@@ -31,7 +58,7 @@ class Source(ABC):
         compares: True if the rows have scores of their own.
         texts: The noun for the texts that a step learns from.
         left_out: Names of the counts of rows that are left out, each a metric of every step: ``data/ties``.
-        carried: Groups of skipped steps, to be used first in the next one. The weights have not moved since then.
+        left: The groups that are left for the next step.
     """
 
     samples: ClassVar[bool]
@@ -50,19 +77,27 @@ class Source(ABC):
         self._config, self._algorithm, self._encoder = config, algorithm, encoder
         self._collector, self._event = collector, event
         self._views = ViewMaker(config, algorithm, encoder)
-        self.carried: list[ScoredGroup] = []
+        self.left = Left()
 
     @abstractmethod
     def make(self, prompt: Prompt) -> Any:
         """The object that is made of a prompt when it is drawn."""
 
     @abstractmethod
-    def gather(self, step: int, draw: Draw, clock: Clock) -> SampledStep:
+    def gather(self, step: int, draw: Draw, clock: Clock, version: int | None = None) -> SampledStep:
         """The step's groups.
 
+        Args:
+            version: The version of the weights to sample with; None is the newest.
+
         Raises:
+            SamplersRestarted: To be gathered again, from what ``left`` and the rows were before.
             MMRLError: A reward or the algorithm fails, and nothing was sampled.
         """
+
+    def go_back(self, left: Left) -> None:
+        """Take over what an earlier step has left, or a run that goes on."""
+        self.left = left
 
     @classmethod
     def check_row(cls, prompt: Prompt, config: Config, needs: Needs, encoder: PromptEncoder) -> None:

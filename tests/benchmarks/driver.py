@@ -118,7 +118,7 @@ class ArrayEngine:
         return nullcontext()
 
     @contextmanager
-    def sampling(self) -> Iterator[Any]:
+    def sampling(self, version: int | None = None) -> Iterator[Any]:
         from made_groups import MadeGroups
 
         yield MadeGroups(self._group)

@@ -96,7 +96,7 @@ class HalfFakeEngine:
         return getattr(self._engine, name)
 
     @contextmanager
-    def sampling(self) -> Iterator[Any]:
+    def sampling(self, version: int | None = None) -> Iterator[Any]:
         from made_groups import MadeGroups
 
         yield MadeGroups(self._group)

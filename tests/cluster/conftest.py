@@ -1,4 +1,4 @@
-"""Two Ray nodes of which the second sees none of the driver's files: its own mounts hide them."""
+"""Two Ray nodes of which the second sees none of the driver's files, as its own mounts hide them; ranks as threads."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
+from mmrl.data.images import ImageGrid, MediaStore
 from mmrl_datasets.digits import write_digits
+
+if TYPE_CHECKING:
+    from mmrl.cluster.group import RankGroup
+    from tests.cluster.scripted_ranks import ScriptedRanks
 
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 REWARD = """\
@@ -90,3 +95,22 @@ def wait_for(household: Any, address: str, nodes: int) -> None:
         if answer.stdout.strip() == str(nodes):
             return
     raise TimeoutError(answer.stderr)
+
+
+@pytest.fixture
+def group_of(tmp_path: Path) -> Iterator[Callable[..., tuple[RankGroup, ScriptedRanks]]]:
+    """Makes a group of ranks that are threads, so many or on these nodes, each ``size`` of which sample together."""
+    from mmrl.cluster.group import RankGroup
+    from tests.cluster.scripted_ranks import ScriptedRanks
+
+    groups: list[RankGroup] = []
+
+    def build(ranks: int | Sequence[str], size: int = 1) -> tuple[RankGroup, ScriptedRanks]:
+        workers = ScriptedRanks(["a"] * ranks if isinstance(ranks, int) else ranks, size)
+        media = MediaStore(tmp_path / "media", ImageGrid(28, 3136, 50176))
+        groups.append(RankGroup(workers, media, lambda unit, prompt: unit.tokens, ranks_together=size))
+        return groups[-1], workers
+
+    yield build
+    for group in groups:
+        group.close()

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmrl.cluster.shipping import PackedArrays, PackedGroup, PackedRequests, PackedRows, PackedSamples
-from mmrl.engine_api import EAGER, SamplingRequest
+from mmrl.cluster.shipping import PackedArrays, PackedCuts, PackedGroup, PackedRequests, PackedRows, PackedSamples
+from mmrl.engine_api import EAGER, Cut, SamplingRequest
 from mmrl.types import EncodedPrompt, ImageRef, Prompt, Rollout, RolloutGroup, Sample, Segment, TrainingRow
 
 
@@ -146,6 +146,33 @@ def test_the_turns_of_episodes_arrive_to_the_bit_with_the_images_that_they_hold(
     assert_same(sent(PackedSamples([whole]))[0], [whole])
     found_row = sent(PackedRows([TrainingRow(whole, 1.0, whole.mask, {"advantages": whole.sampler_logprobs})]))[0][0]
     assert found_row.sample.all_images == asked.images + shown.images
+
+
+def test_a_request_that_goes_on_with_a_cut_turn_arrives_to_the_bit():
+    parts = (segment(3, version=7), replace(segment(2, version=8), continues=True))
+    requests = [
+        SamplingRequest(prompt("a", 4), 1, 1.0, 99, 1, parts, may_be_cut=True),
+        SamplingRequest(prompt("b", 4), 1, 1.0, 99, 2),
+    ]
+    found, _ = sent(PackedRequests(requests))
+    assert_same(found, requests)
+    assert [each.goes_on for each in found] == [True, False]
+
+
+def test_cut_requests_arrive_with_their_prompts_key_and_their_last_segments_alone():
+    asked = prompt("a", 4, images=1)
+    wrote, seen = segment(3, version=7), segment(4, by_policy=False)
+    requests = [
+        SamplingRequest(asked, 1, 0.5, 90, 1, (wrote, seen, segment(2, version=8)), 3, may_be_cut=True),
+        SamplingRequest(asked, 1, 0.5, 40, 2, (wrote, replace(segment(2, version=8), continues=True)), may_be_cut=True),
+        SamplingRequest(asked, 1, 0.5, 99, 3, may_be_cut=True),
+    ]
+    found, buffers = sent(PackedCuts([Cut(9 - i, request) for i, request in enumerate(requests)]))
+    assert [each.ticket for each in found] == [9, 8, 7] and len(buffers) == 2
+    for each, request in zip(found, requests, strict=True):
+        assert each.request.prompt.key == asked.key and not len(each.request.prompt.token_ids)
+        assert_same(each.request.segments, request.segments[-1:])
+        assert each.request.max_new_tokens == request.max_new_tokens
 
 
 def test_a_group_arrives_with_its_prompts_key_and_its_new_segments_alone():

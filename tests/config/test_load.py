@@ -604,6 +604,10 @@ def test_partial_rollouts_are_cut_at_steps_that_repeat_and_know_no_experts(write
     load(path, partial, "environment={name: game}")
     text = failure(path, partial, "environment={name: game, scheduling: eager}")
     assert "set environment.scheduling: reproducible, or sampler.partial: null" in " ".join(text.split())
+    load(path, partial, "sampler.engine={async_scheduling: false, stream_interval: 1}")
+    for key, value in (("async_scheduling", "true"), ("stream_interval", "4")):
+        text = failure(path, partial, f"sampler.engine={{{key}: {value}}}")
+        assert f"remove sampler.engine.{key}" in " ".join(text.split())
 
 
 def test_ranks_that_sample_together_count_their_steps(write) -> None:

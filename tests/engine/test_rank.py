@@ -207,7 +207,8 @@ def test_vllm_has_room_for_an_episode_and_counts_its_steps(recording, vision, ki
     """With the spec that a run's setup makes of its config and its prompts of 2 images at most."""
     limits = {"max_turns": 3, "max_observation_tokens": 10, "max_images": 4}
     found = {}
-    for name, sections in {"single": {}, "episode": {"environment": {"name": "game", **limits}}}.items():
+    cases = {"single": {}, "episode": {"environment": {"name": "game", **limits}}}
+    for name, sections in {**cases, "partial": {"sampler": {"partial": {"engine_steps": 16}}}}.items():
         setup = RunSetup(vision.config(model={"dtype": "auto"}, **sections), tmp_path)
         setup.folder, setup.media, setup.algorithm = vision.folder, vision.media, GRPO(GRPO.Config())
         setup.prompts, setup.evaluations = SimpleNamespace(max_images=2), {}
@@ -218,6 +219,7 @@ def test_vllm_has_room_for_an_episode_and_counts_its_steps(recording, vision, ki
     assert (single["max_model_len"], episode["max_model_len"]) == (256 + 24, 256 + 24 + 3 * 10)
     assert [each["limit_mm_per_prompt"]["image"] for each in (single, episode)] == [2, 2 + 4]
     assert episode["async_scheduling"] is False and "async_scheduling" not in single
+    assert found["partial"]["async_scheduling"] is False and found["partial"]["max_model_len"] == 256 + 24
 
 
 def test_what_a_family_does_not_have_on_a_device_is_refused_before_anything_is_built(recording, vision):

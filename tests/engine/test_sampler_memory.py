@@ -77,6 +77,8 @@ def test_ranks_that_sample_together_divide_matrices_layers_and_the_prompts_of_a_
         for sizes in ({}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2})
     )
     assert [num_sequences(each) for each in (alone, halves, staged)] == [9, 15, 15]
+    partial = {"engine_steps": 16, "in_flight": 1.25}  # 13 prompts at once, 4 on one of four ranks
+    assert num_sequences(config(models("qwen2_5_vl"), **together, sampler={"group_size": 3, "partial": partial})) == 12
     whole, half, first = (weights_in_vllm(each, folder, 2) for each in (alone, halves, staged))
     assert len(half) == len(whole) > len(first)
     assert max(half) == max(whole) // 2 and max(first) == max(whole)

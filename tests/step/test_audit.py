@@ -64,7 +64,7 @@ class Faulty:
         return {**self.engine.describe(), **({} if self.samples else {"sampler": None})}
 
     @contextmanager
-    def sampling(self) -> Iterator[Faulty]:
+    def sampling(self, version: int | None = None) -> Iterator[Faulty]:
         with self.engine.sampling() as self.sampler:
             yield self
 

@@ -65,7 +65,7 @@ class Forgetful:
         return getattr(self.engine, name)
 
     @contextmanager
-    def sampling(self) -> Iterator[Forgetful]:
+    def sampling(self, version: int | None = None) -> Iterator[Forgetful]:
         with self.engine.sampling() as self.sampler:
             yield self
 

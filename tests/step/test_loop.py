@@ -77,7 +77,7 @@ class FakeEngine(OneByOneSampler, Learner):
         self.networks = {"policy": self, "reference": SimpleNamespace(score=self._of_reference)}
 
     @contextmanager
-    def sampling(self) -> Iterator[FakeEngine]:
+    def sampling(self, version: int | None = None) -> Iterator[FakeEngine]:
         self.verbs.append("sampling")
         try:
             yield self

@@ -159,7 +159,11 @@ def estimate(config: Config, networks: Sequence[TrainedSize], work: Workload, fo
         networks: Those that are trained, each on every row.
         work: Workload of a step with completions of the measured length.
     """
-    share = config.trainer.prompts_per_step / (config.cluster.num_learner_ranks * found.prompts)
+    cluster = config.cluster
+    sampled, learned = (
+        config.trainer.prompts_per_step / (ranks * found.prompts)
+        for ranks in (cluster.num_sampler_ranks, cluster.num_learner_ranks)
+    )
     slowest = max(sum(update_flops(networks, row) for row in rank) for rank in work.rows)
     update = work.updates * (slowest / found.update_flops_per_s + found.optimizer_s)
-    return Seconds(found.sync_s, found.generate_s * share, found.logprob_s * share, update)
+    return Seconds(found.sync_s, found.generate_s * sampled, found.logprob_s * learned, update)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mmrl.commands.plan import split
 from mmrl.commands.plan.episodes import limit_lines, limits, longest_episode, observed_grids
 from mmrl.commands.plan.evaluations import evaluation_time
 from mmrl.commands.plan.networks import model_of, second_network
@@ -67,7 +68,9 @@ class _Forecast:
         self.config, self.assumptions, self.report = config, assumptions, Report()
         self._cluster_changes: dict[str, Any] = {}
         if assumptions.gpus is not None and assumptions.gpus != config.cluster.num_ranks:
-            cluster = {"name": "ray" if assumptions.gpus > 1 else "local", "ranks": assumptions.gpus}
+            cluster: dict[str, Any] = {"name": "ray" if assumptions.gpus > 1 else "local", "ranks": assumptions.gpus}
+            if config.cluster.is_split:
+                cluster = split.divided(config.cluster, assumptions.gpus, config.sampler.ranks_together)
             self._cluster_changes = {f"cluster.{name}": value for name, value in cluster.items()}
             self.config = config = config.model_copy(update={"cluster": config.cluster.model_copy(update=cluster)})
         setup = self.setup = RunSetup(config, media_folder, with_weights=assumptions.measure)
@@ -317,19 +320,25 @@ class _Forecast:
     def _host(self) -> None:
         """Report what a rank keeps in its machine's memory."""
         found = self.model.host(self.config, samples=self._shares_device)
-        if not found.kept:
-            return
-        ranks = self.config.cluster.num_learner_ranks
-        lines = [f"{gigabytes(found.needed)} of its machine's memory for each of {ranks} rank(s): {found.parts()}"]
-        if self._shares_device:
+        ranks, lines = self.config.cluster.num_learner_ranks, list[str]()
+        data: dict[str, Any] = {**asdict(found), "needed": found.needed}
+        if found.kept:
+            what = f"{gigabytes(found.needed)} of its machine's memory for each of {ranks} rank(s)"
+            lines.append(f"{what}: {found.parts()}")
+        if self._shares_device and found.kept:
             asleep = "drops its weights, and backs up the rest" if found.discards else "backs up its weights too"
             lines.append(f"a sleeping vLLM {asleep}; page-locked tensors are as large as torch makes them")
-        self.report.add("host", {**asdict(found), "needed": found.needed}, lines)
+        if self.config.cluster.is_split:
+            data["snapshots"], line = split.snapshots(self.config, self.model)
+            lines.append(line)
+        if lines:
+            self.report.add("host", data, lines)
 
     @property
     def _shares_device(self) -> bool:
         """True if vLLM takes turns with the learner on a GPU."""
-        return self.kind == "cuda" and self.setup.with_sampler and self.config.sampler.name == "vllm"
+        samples = self.setup.with_sampler and self.config.sampler.name == "vllm"
+        return self.kind == "cuda" and samples and not self.config.cluster.is_split
 
     def _fit(self, memory: int) -> None:
         """Report a GPU's largest phase, and the settings that fit."""
@@ -346,6 +355,11 @@ class _Forecast:
         lines += [f"{PHASES[name]} {gigabytes(sum(kinds.values()))}" for name, kinds in phases.items() if name != phase]
         data = {"memory": memory, "most": most, "phase": phase, "kind": kind, "phases": phases}
         self.report.add("memory", data, lines)
+        if config.cluster.is_split:
+            try:
+                self.report.add("sampling", *split.sampler_alone(config, found, memory))
+            except ResourceError as error:
+                self.report.blame(error)
         try:
             together = self.group_size if self.setup.algorithm.needs().whole_groups else 1
             longest = max(sum(self._lengths([example])[:together]) for example in self.examples)
@@ -395,6 +409,10 @@ class _Forecast:
             f"from {found.prompts} prompts on one rank here: {self.texts} of {found.completion_tokens:.0f} tokens, "
             f"{found.update_flops_per_s / 1e9:.4g} GFLOP/s in the update{self.samples * '; scoring comes on top'}",
         ]
+        if self.config.cluster.is_split:
+            data["split"], told = split.waiting(seconds, self.config)
+            data["step_s"], lines[0] = data["split"]["step_s"], told[0]
+            lines += told[1:]
         completions = self.config.trainer.prompts_per_step * self.group_size
         evaluation, told = evaluation_time(self.setup, seconds.generate, completions)
         lines += told

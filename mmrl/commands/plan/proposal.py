@@ -98,7 +98,8 @@ def _nothing_fits(memory: int, needed: int, config: Config, found: Footprint, *,
     phase, kind = bound(phases)
     learner = config.learner
     advice = [] if config.model.lora is not None else [LORA]
-    advice += ["raise cluster.ranks", "take GPUs with more memory"]
+    ranks = "cluster.learner_ranks" if config.cluster.is_split else "cluster.ranks"
+    advice += [f"raise {ranks}", "take GPUs with more memory"]
     if kind == "activations":
         advice.insert(0, "lower data.max_prompt_tokens or sampler.max_new_tokens")
     setting = [

@@ -90,9 +90,11 @@ def sampler_memory(config: Config, folder: ModelFolder, width: int) -> SamplerMe
 
 
 def num_sequences(config: Config) -> int:
-    """Completions that a copy of the sampler's weights samples in a step."""
+    """Completions that a copy of the sampler's weights samples at once."""
     replicas = config.cluster.num_sampler_ranks // config.sampler.ranks_together
-    return math.ceil(config.trainer.prompts_per_step / replicas) * config.sampler.group_size
+    partial, prompts = config.sampler.partial, config.trainer.prompts_per_step
+    in_flight = prompts if partial is None else math.ceil(partial.in_flight * prompts)
+    return math.ceil(in_flight / replicas) * config.sampler.group_size
 
 
 def weights_in_vllm(config: Config, folder: ModelFolder, width: int) -> tuple[int, ...]:

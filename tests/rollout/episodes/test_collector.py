@@ -91,7 +91,7 @@ class Collecting:
         self.prompts = [encoder.encode(Prompt(name, (Message("user", "go"),))) for name in ("p0", "p1")]
         self.clock = Clock()
 
-    def sampling(self):
+    def sampling(self, version: int | None = None):
         return nullcontext(self.sampler)
 
     def train(self, algorithm=Plain):
