@@ -5,6 +5,7 @@ from __future__ import annotations
 from mmrl.config.sections import Config
 from mmrl.errors import ConfigError
 from mmrl.interfaces import Algorithm, Needs
+from mmrl.step.gather import state_of
 from mmrl.step.source import Source
 
 
@@ -18,7 +19,15 @@ def check_asynchrony(config: Config, algorithm: Algorithm, needs: Needs, source:
         _check_samples(config, source)
     if config.sampler.partial is not None:
         _check_partial(config, needs)
-    if config.trainer.staleness and needs.refill is not None and type(algorithm).state is not Algorithm.state:
+    if config.trainer.staleness and config.learner.routing != "own":
+        raise ConfigError(
+            f"learner.routing is {config.learner.routing}, and a checkpoint holds batches to learn from, without the "
+            "sampler's experts",
+            where=f"trainer.staleness: {config.trainer.staleness}",
+            possible="trainer.staleness: 0; learner.routing: own",
+            remedy="remove one of them",
+        )
+    if config.trainer.staleness and needs.refill is not None and state_of(algorithm):
         raise ConfigError(
             f"algorithm {config.algorithm.name!r} selects groups and has a state: it would select with the state of "
             "whichever step is learned just then",

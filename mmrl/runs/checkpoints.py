@@ -349,10 +349,10 @@ def find(path: Path, on_damage: Callable[[Checkpoint, CheckpointError], None]) -
     return newest
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
     """Write a file of a checkpoint's state."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=1) + "\n", encoding="ascii")
+    path.write_text(json.dumps(value, indent=indent) + "\n", encoding="ascii")
 
 
 def _named(path: Path) -> Checkpoint:

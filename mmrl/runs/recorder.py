@@ -26,6 +26,7 @@ from mmrl.runs.monitoring import Monitoring, StepGroups, fault_of, sampled_and_g
 from mmrl.runs.pace import Pace
 from mmrl.runs.resumption import plain_config
 from mmrl.runs.tracking import Trackers, shown
+from mmrl.step.slots import AHEAD
 from mmrl.system.background import Background
 from mmrl.system.console import Console
 from mmrl.system.redaction import Redactor
@@ -34,6 +35,8 @@ from mmrl.types import CreditedGroup
 
 RUN_STATE = "run.json"
 """The driver's part of a checkpoint's state."""
+AHEAD_STATE = "ahead.json"
+"""The batches of a run that samples ahead of its learner, beside ``RUN_STATE``."""
 
 
 class RunRecorder:
@@ -126,6 +129,8 @@ class RunRecorder:
         self._directory.append_ledger(step, update, samples)
 
     def save(self, learner: Learner, step: int, values: Mapping[str, float], state: Mapping[str, Any]) -> None:
+        ahead = state.get(AHEAD, ())
+        state = {name: value for name, value in state.items() if name != AHEAD}
         record = {
             "step": step,
             "attempt": self._directory.attempt,
@@ -144,6 +149,8 @@ class RunRecorder:
             roles = learner.save(folder)
             (folder / "state").mkdir(exist_ok=True)
             write_json(folder / "state" / RUN_STATE, Redactor().plain(record))
+            if ahead:
+                write_json(folder / "state" / AHEAD_STATE, Redactor().plain(ahead), indent=None)
             self._directory.sync()
             return roles
 

@@ -11,7 +11,7 @@ from mmrl.cluster.process import garbage_kept
 from mmrl.config.load import to_yaml
 from mmrl.config.sections import Config
 from mmrl.engine.machine.first_start import once
-from mmrl.errors import MMRLError, ResourceError
+from mmrl.errors import MMRLError, ResourceError, SamplersRestarted
 from mmrl.plugin_host import registry
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.runs.checkpoints import Checkpoints
@@ -66,6 +66,7 @@ class TrainingRun:
         self._profiled_steps, self._verbose = profiled_steps, verbose
         evaluated, stops_at = shown_evaluations(config), config.trainer.stop_when
         word = "acc" if config.accuracy or not evaluated else "pref"  # without rewards, comparisons alone are evaluated
+        self._restarts = Restarts(config.trainer.max_restarts)
         self._console = Console(config.trainer.steps, evaluated=evaluated, stops_at=stops_at, accuracy=word)
 
     def train(self) -> None:
@@ -101,7 +102,7 @@ class TrainingRun:
             for warning in self._trial.warnings:
                 self._tell("warning", message=warning)
             _ = setup.fingerprints  # what is trained with now, and not once the engine has started
-            restarts = Restarts(config.trainer.max_restarts)
+            restarts = self._restarts
             while True:
                 try:
                     self._attempt(scorer, player)
@@ -176,10 +177,17 @@ class TrainingRun:
             collector,
             setup.training,
             setup.evaluations,
-            RunContext(recorder, self._interruption, watchdog, profiler),
+            RunContext(recorder, self._interruption, watchdog, profiler, self._may_restart),
             precision=engine.precision,
             peak_flops_per_s=_peak_of_all(found, config),
         )
+
+    def _may_restart(self, error: SamplersRestarted) -> bool:
+        """Count and tell of ranks that sample alone and were started again; False if there were too many."""
+        if self._restarts.after(error, self._config) is None:
+            return False
+        self._tell("restart", message=str(error), restarts_left=self._restarts.left)
+        return True
 
     def _start_engine(self, stack: ExitStack, algorithm: Algorithm) -> tuple[Engine, Mapping[str, Any]]:
         """A new engine, and what environment.json now has of it."""
@@ -227,11 +235,13 @@ class TrainingRun:
         if (saved := self._start.saved) is None:
             trainer.fit()
             return
+        from mmrl.step.slots import kept_records
+
         state, directory, media = saved.state["trainer"], self._directory, self._setup.media
         if saved.is_another:
-            inherit(saved.checkpoint, directory, media, state["carried_groups"])
+            inherit(saved.checkpoint, directory, media, kept_records(state))
         self._tell("resumed", message=f"from step {saved.step}, {saved.checkpoint.path}", step=saved.step)
-        trainer.restore(state, directory.media)
+        trainer.restore(state, directory.media, saved.step)
         trainer.fit(saved.step, saved.unlogged_metrics(self._config, directory), is_saved=not saved.is_another)
 
     def _tell(self, kind: str, **fields: Any) -> None:

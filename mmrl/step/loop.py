@@ -5,86 +5,43 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mmrl.config.problems import suggestion
 from mmrl.config.sections import Config
 from mmrl.data.prompts import PromptSource
 from mmrl.engine_api import Engine, Learner, PromptEncoder
-from mmrl.errors import DeviceBusyError, DeviceMemoryError, NumericsError, RankLostError, ResourceError, plugin_errors
+from mmrl.errors import (
+    DeviceBusyError,
+    DeviceMemoryError,
+    NumericsError,
+    RankLostError,
+    ResourceError,
+    SamplersRestarted,
+    plugin_errors,
+)
 from mmrl.interfaces import Alarm, Algorithm
-from mmrl.ops.alarms import Looked
 from mmrl.rollout.batch import SampledStep
 from mmrl.rollout.collector import Collector, judge_of, step_metrics
 from mmrl.step.adapter_notice import AdapterNotice
 from mmrl.step.check import LogprobCheck
-from mmrl.step.evaluate import ComparisonEvaluator, EvaluationRecorder, Evaluator
+from mmrl.step.context import Recorder as Recorder
+from mmrl.step.context import RunContext as RunContext
+from mmrl.step.evaluate import ComparisonEvaluator, Evaluator
 from mmrl.step.forward import Judged, judged
 from mmrl.step.gather import SOURCES, state_of, step_groups
+from mmrl.step.lag import StepLag
 from mmrl.step.learn import LearnSettings, StepResult, Update, finished, learn
 from mmrl.step.queue import StepQueue
-from mmrl.step.updates import UpdateLog, UpdateRecorder
+from mmrl.step.slots import Kept
+from mmrl.step.updates import UpdateLog
 from mmrl.system.clock import Clock
 from mmrl.system.freed_memory import FreedMemory
-from mmrl.system.profiling import Profiler
 from mmrl.system.rng_state import generators, seed_generators, set_generators
-from mmrl.system.signals import Interruption, Stopped
-from mmrl.system.watchdog import Watchdog
-from mmrl.types import Batch, CreditedGroup, ScoredGroup
-
-
-class Recorder(UpdateRecorder, EvaluationRecorder, Protocol):
-    """The recorder of a run's numbers: its folder, the trackers and the console."""
-
-    def rollouts(self, step: int, groups: Sequence[CreditedGroup], state: Mapping[str, Any]) -> None:
-        """Note all groups of a step, and the algorithm's state before it; they may be written later.
-
-        Raises:
-            ResourceError: Rollouts of an earlier step cannot be written.
-        """
-        ...
-
-    def wait_for_rollouts(self) -> None:
-        """Wait until the rollouts of all steps and evaluations are on disk.
-
-        Raises:
-            ResourceError: They cannot be written.
-        """
-        ...
-
-    def look(self, step: int, values: Mapping[str, float]) -> Looked:
-        """Show a finished step to the monitors, before it is logged; tells their alarms."""
-        ...
-
-    def log(self, step: int, values: Mapping[str, float]) -> None: ...
-
-    def save(self, learner: Learner, step: int, values: Mapping[str, float], state: Mapping[str, Any]) -> None:
-        """Write a checkpoint.
-
-        Raises:
-            ResourceError: The disk is full or cannot be written; nothing has changed.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class RunContext:
-    """A run's surroundings: the place where it writes, and the parts that may end or watch it.
-
-    Attributes:
-        recorder: Takes its numbers.
-        interruption: Handles signals.
-        watchdog: Watches every step, evaluation and checkpoint.
-        profiler: Records some steps.
-    """
-
-    recorder: Recorder
-    interruption: Interruption
-    watchdog: Watchdog
-    profiler: Profiler
+from mmrl.system.signals import Stopped
+from mmrl.types import Batch, ScoredGroup
 
 
 class Trainer:
@@ -125,11 +82,12 @@ class Trainer:
         elif evaluations:
             self._evaluator = Evaluator(*evaluated_by)
         source = strategy(config, algorithm, encoder, collector, context.recorder.event)
-        self._queue = StepQueue(config.trainer, source, train)
+        self._queue = StepQueue(config.trainer, source, train, context.may_restart)
         self._updates = UpdateLog(context.recorder)
         self._check = LogprobCheck(precision, config.trainer.on_mismatch, event=context.recorder.event)
         self._notice = AdapterNotice(precision, context.recorder.event)
         self._peak_flops_per_s = peak_flops_per_s
+        self._done = 0
         self._saved: int | None = None
         self._is_checked = False
         self._stop_condition = config.trainer.stop_condition
@@ -155,6 +113,7 @@ class Trainer:
         with self._run.interruption.deferred(), ExitStack() as at_end:
             at_end.callback(self._stop_preparing)
             at_end.callback(self._wait_for_rollouts)
+            self._done = done or 0
             if done is None:
                 done = 0
                 seed_generators(self._config.trainer.seed)
@@ -177,24 +136,41 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """All that ``restore`` needs besides weights and optimizer, as JSON can hold it."""
+        return self._with_batches(self._own_state())
+
+    def _own_state(self) -> dict[str, Any]:
+        """The state without the queue's."""
         return {
             "generators": generators(),
-            "consumed_prompts": self.consumed_prompts,
             "updates": self._updates.updates,
             "faults_in_a_row": dict(self._updates.faults_in_a_row),
-            **self._queue.left(),
             "algorithm": state_of(self._algorithm),
-            **self._queue.reached(),
         }
 
-    def restore(self, state: Mapping[str, Any], media: Path) -> None:
-        """Go on from an answer of ``state``.
+    def _with_batches(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """A state with that of the queue after the last whole step; waits until the batches in it are sampled."""
+        if not self._queue.is_there(self._done):
+            last = self._queue.last_kept(self._done)
+            self._recorder.event("waiting", message=f"batch {last}, which the checkpoint holds, is still being sampled")
+        kept = self._queue.keep(self._done)
+        return {
+            "generators": own["generators"],
+            "consumed_prompts": kept.place.position,
+            "updates": own["updates"],
+            "faults_in_a_row": own["faults_in_a_row"],
+            **kept.place.left.state(),
+            "algorithm": own["algorithm"],
+            **kept.rest(),
+        }
+
+    def restore(self, state: Mapping[str, Any], media: Path, step: int) -> None:
+        """Go on from an answer of ``state``, which was given after a step.
 
         Args:
-            media: The folder of the carried groups' images.
+            media: The folder of the images of groups that it holds.
         """
         set_generators(state["generators"])
-        self._queue.restore(state, media)
+        self._queue.restore(Kept.of(state, media), step)
         self._updates.updates = int(state["updates"])
         faults = state["faults_in_a_row"]  # a number in checkpoints of runs before there were critics
         self._updates.faults_in_a_row = dict(faults) if isinstance(faults, dict) else {self._algorithm.network: faults}
@@ -210,17 +186,18 @@ class Trainer:
 
     def _step(self, step: int) -> Mapping[str, float]:
         """A step, its checkpoint and its evaluation; returns its metrics."""
-        before, config = self.state(), self._config.trainer
+        before, config = self._own_state(), self._config.trainer
         try:
             with self._run.profiler.step(step), self._run.watchdog.watch(f"step {step}"):
                 values = self.train_step(step)
                 self._reset_reference(step)
         except Stopped:  # no optimizer step was taken: the one before is where the run goes on
             if self._saved != step - 1:
-                self._save(step - 1, {}, before, needed=True)
+                self._save(step - 1, {}, self._with_batches(before), needed=True)
             raise
         needed = step == config.steps or self._run.interruption.stopped is not None
-        if needed or config.saves(step):  # before the evaluation, which may fail: the weights are kept
+        saves = needed or (config.saves(step) and self._can_keep())
+        if saves:  # before the evaluation, which may fail: the weights are kept
             try:
                 values |= self._saved_in(step, values, needed=needed)
             except BaseException:
@@ -236,6 +213,11 @@ class Trainer:
         self._heed_alarms(step, everything)
         self._freed.give_back()
         return everything
+
+    def _can_keep(self) -> bool:
+        """True if a checkpoint of the last whole step can be written; a batch that fails ends the run at its step."""
+        with self._run.watchdog.watch("the sampling of the batches that a checkpoint holds"):
+            return self._queue.can_keep(self._done)
 
     def _is_enough(self, step: int, values: Mapping[str, float]) -> bool:
         """True if a step that is logged fulfils ``trainer.stop_when``; the step then gets a checkpoint."""
@@ -290,9 +272,9 @@ class Trainer:
             if self._evaluator is not None and self._is_evaluated(step):
                 start = time.perf_counter()
                 with self._run.watchdog.watch(f"the evaluation of step {step}"), self._run.interruption.immediate():
-                    if self._evaluator.reads:
-                        self._queue.wait()  # both may read from one file
-                    found = self._evaluator.evaluate(step)
+                    if self._evaluator.reads or self._queue.schedule.lag:
+                        self._queue.settle()  # both may read from one file, and use one sampler
+                    found = self._evaluated(self._evaluator, step)
                 found["perf/eval_s"] = time.perf_counter() - start
                 self._wait_for_rollouts()  # its metrics say that its groups are there
         except Stopped:  # the run goes on with this evaluation
@@ -303,6 +285,15 @@ class Trainer:
             self._recorder.log(step, values)
             raise
         return self._log(step, {**values, **found})
+
+    def _evaluated(self, evaluator: Evaluator, step: int) -> dict[str, float]:
+        """The evaluation of a step; from its beginning, if the sampler was lost meanwhile."""
+        while True:
+            try:
+                return evaluator.evaluate(step)
+            except SamplersRestarted as error:
+                if not self._run.may_restart(error):
+                    raise
 
     def _is_evaluated(self, step: int) -> bool:
         """True if an evaluation is due after a step."""
@@ -335,8 +326,9 @@ class Trainer:
     def train_step(self, step: int) -> dict[str, float]:
         """Sample, score, assign credit, update; returns the step's metrics."""
         clock, state, result = Clock(self._run.profiler.span), state_of(self._algorithm), StepResult()
+        lag = StepLag(self._config, self._engine, self._queue, step, clock)
         with self._run.interruption.immediate():
-            found = self._queue.take(step, clock)
+            found = lag.take()
         self._run.interruption.check()
         self._queue.prepare(step)
         try:
@@ -359,6 +351,8 @@ class Trainer:
             self._recorder.event("no_signal", message=f"step {step} taught nothing: every advantage is 0", step=step)
         self._notice.look(step, values)
         values |= clock.metrics(sum(rollout.num_tokens for rollout in found.rollouts), self._peak_flops_per_s)
+        values |= lag.metrics(found.learned, values["perf/step_s"])
+        self._done = step
         with plugin_errors(self._algorithm, "observe"):
             return values | dict(self._algorithm.observe(dict(values)))
 

@@ -43,6 +43,13 @@ class Clock:
         """Note seconds under ``perf/<name>_s`` that passed within or beside the phases, and are in no sum."""
         self._beside[name] = self._beside.get(name, 0.0) + seconds
 
+    def absorb(self, other: Clock) -> None:
+        """Note the phases of a clock that ran beside this one, in another thread: their seconds are in no sum."""
+        for name, seconds in [*other._seconds.items(), *other._beside.items()]:
+            self.beside(name, seconds)
+        for name, tokens in other._tokens.items():
+            self.count(name, tokens)
+
     def count_flops(self, flops: int) -> None:
         """Note operations that the phase ``update`` needed, of all ranks together."""
         self._flops += flops
@@ -52,6 +59,7 @@ class Clock:
 
         - ``perf/<phase>_s``, ``perf/step_s``: seconds by phase, and from the clock's creation to now.
         - ``perf/other_s``: seconds of the step outside every phase, so that all of these sum to ``perf/step_s``.
+          Phases of a clock that was absorbed are in no sum; ``perf/wait_s`` is the time that the step waited for them.
         - ``perf/environment_s``: seconds of all calls of environments, of those that run side by side as well.
         - ``perf/environment_wait_s``: seconds of ``perf/generate_s`` in which the sampler, or a part of its ranks, took
           no step because the answer to a turn was due and not there; not those that resets and scores took.
@@ -70,11 +78,12 @@ class Clock:
         """
         elapsed = time.perf_counter() - self._start
         seconds = {f"perf/{name}_s": value for name, value in self._seconds.items()}
-        rates = {f"perf/{name}_tokens_per_s": count / self._seconds[name] for name, count in self._tokens.items()}
-        if "score" in self._seconds:
-            rates["perf/score_share"] = self._seconds["score"] / elapsed
+        seconds["perf/other_s"] = elapsed - sum(seconds.values())
+        for name, value in self._beside.items():
+            seconds[f"perf/{name}_s"] = seconds.get(f"perf/{name}_s", 0.0) + value
+        rates = {f"perf/{name}_tokens_per_s": count / seconds[f"perf/{name}_s"] for name, count in self._tokens.items()}
+        if "perf/score_s" in seconds:
+            rates["perf/score_share"] = seconds["perf/score_s"] / elapsed
         if self._flops and peak_flops_per_s:
             rates["perf/mfu"] = self._flops / (self._seconds["update"] * peak_flops_per_s)
-        seconds["perf/other_s"] = elapsed - sum(seconds.values())
-        seconds |= {f"perf/{name}_s": value for name, value in self._beside.items()}
         return {**seconds, **rates, "perf/step_s": elapsed, "perf/tokens_per_s": tokens / elapsed}

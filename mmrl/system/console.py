@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -75,11 +76,12 @@ class Console:
         self._step, self._drawn_at = 0, 0.0
         self._ends_at: float | None = None
         self._redact = Redactor()
+        self._lock = threading.RLock()  # a thread may sample beside the one that learns
 
     def line(self, text: str) -> None:
         """Print a text, its further lines indented; control characters are shown, secrets are not."""
         shown = visible(self._redact(text), keep="\n").replace("\n", "\n  ")
-        with suppress(OSError), self._above():
+        with suppress(OSError), self._lock, self._above():
             print(shown, file=self._stream, flush=True)
 
     def lines(self, lines: Iterable[str]) -> None:
@@ -129,7 +131,7 @@ class Console:
         if not self._draws or (done < total and now - self._drawn_at < _REDRAWN_S):
             return
         self._drawn_at = now
-        with suppress(OSError):
+        with suppress(OSError), self._lock:
             texts = self._texts(visible(phase), done, total)
             if self._bar is None:
                 shape = {"bar_format": _RUN_BAR} if self._num_steps else {}

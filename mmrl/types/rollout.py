@@ -258,6 +258,12 @@ class Rollout(Sample):
     def key(self) -> SampleKey:
         return *self.prompt.key, -1 if self.greedy else self.index
 
+    @cached_property
+    def version_of_token(self) -> IntArray:
+        """(T,) int64 the version of the weights that sampled each token; of inserted ones the rollout's."""
+        versions = [self.weight_version if s.weight_version is None else s.weight_version for s in self.segments]
+        return joined([np.full(len(s.token_ids), v) for v, s in zip(versions, self.segments, strict=True)], np.int64)
+
     @property
     def turns(self) -> tuple[str, ...]:
         """The policy's texts, turn by turn; ``text`` is the last."""

@@ -219,4 +219,8 @@ def _check_tokens(samples: Sequence[Sample]) -> None:
 
 def start_engine(spec: EngineSpec, **options: Any) -> FakeEngine:
     """To take the place of ``mmrl.cluster.launch.start_engine``."""
+    if spec.config.cluster.is_split:
+        from tests.faults.split_engine import SplitFakeEngine
+
+        return SplitFakeEngine(spec.config, spec.algorithm, spec.checkpoint)
     return FakeEngine(spec.config, spec.algorithm, spec.checkpoint)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from random import SystemRandom
 from typing import Any
 
 
@@ -19,3 +21,19 @@ def early(rollouts: Sequence[Any]) -> list[float]:
 def even(rollouts: Sequence[Any]) -> list[float]:
     """The share of even tokens: whatever a model of random weights writes, it differs from rollout to rollout."""
     return [float((each.token_ids % 2 == 0).mean()) for each in rollouts]
+
+
+def drowsy_letters(rollouts: Sequence[Any]) -> list[float]:
+    """As ``letters``, after a while that is another one in each call."""
+    doze()
+    return letters(rollouts)
+
+
+def drowsy_early(rollouts: Sequence[Any]) -> list[float]:
+    """As ``early``, after a while that is another one in each call."""
+    doze()
+    return early(rollouts)
+
+
+def doze() -> None:
+    time.sleep(SystemRandom().uniform(0.0, 0.02))

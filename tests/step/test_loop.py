@@ -770,7 +770,7 @@ def test_skipped_updates_are_counted_through_a_resume(run, monkeypatch, tmp_path
     monkeypatch.setattr(FakeEngine, "update", faulty(1, 2, 3))
     first = run(trainer={"steps": 2, "save_every": 1}).fit()
     second = run(trainer={"steps": 3})
-    second.trainer.restore(first.recorder.states[2], tmp_path)
+    second.trainer.restore(first.recorder.states[2], tmp_path, 2)
     with pytest.raises(NumericsError, match="3 optimizer steps in a row"):
         second.trainer.fit(2)
     assert second.recorder.saved == []

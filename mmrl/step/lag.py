@@ -1,0 +1,63 @@
+"""One step of a run whose sampler may be behind its learner: versions of weights, and who waits for whom."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from mmrl.config.sections import Config
+from mmrl.engine_api import Engine
+from mmrl.rollout.batch import SampledStep
+from mmrl.step.queue import StepQueue
+from mmrl.system.clock import Clock
+from mmrl.types import ScoredGroup
+
+
+class StepLag:
+    """Begins a step: with a lag, the slot of a later batch is opened with the weights that there are now.
+
+    Where the same ranks sample whole rollouts and learn, in turns, it does and measures nothing.
+
+    Attributes:
+        version: That of the learner's weights at the step's begin; None where nothing else is sampled with.
+    """
+
+    def __init__(self, config: Config, engine: Engine, queue: StepQueue, step: int, clock: Clock) -> None:
+        self._queue, self._step, self._clock, self._is_split = queue, step, clock, config.cluster.is_split
+        self._taken_s, self._idle_s = 0.0, queue.idle_s
+        self.version: int | None = None
+        if self._is_split or config.sampler.partial is not None:
+            with clock.phase("sync"):
+                self.version = engine.publish()
+        if queue.schedule.lag:
+            assert self.version is not None, "ranks of their own sample where there is a lag"
+            queue.open(step, self.version)
+
+    def take(self) -> SampledStep:
+        """The step's batch; see ``StepQueue.take``."""
+        begin = time.perf_counter()
+        found = self._queue.take(self._step, self._clock)
+        self._taken_s = time.perf_counter() - begin
+        return found
+
+    def metrics(self, learned: Sequence[ScoredGroup], step_s: float) -> dict[str, float]:
+        """``staleness/*`` of the groups that the step learned from, and the shares of its seconds that were waited."""
+        if self.version is None:
+            return {}
+        values = staleness(learned, self.version)
+        if self._is_split:
+            idle_s = self._queue.idle_s - self._idle_s if self._queue.schedule.lag else step_s - self._taken_s
+            values["perf/idle_sampler_fraction"] = min(max(idle_s / step_s, 0.0), 1.0)
+            values["perf/idle_learner_fraction"] = min(self._taken_s / step_s, 1.0)
+        return values
+
+
+def staleness(groups: Sequence[ScoredGroup], version: int) -> dict[str, float]:
+    """Mean and largest number of optimizer steps between the weights of each token of the policy and a version."""
+    versions = [rollout.version_of_token[rollout.mask] for group in groups for rollout in group.rollouts]
+    behind_T = version - np.concatenate([np.zeros(0, np.int64), *versions])
+    if not len(behind_T):
+        return {}
+    return {"staleness/mean": float(behind_T.mean()), "staleness/max": float(behind_T.max())}
