@@ -179,6 +179,15 @@ def mismatch_metrics(gap: Gap) -> dict[str, float]:
     }
 
 
+def probe_metrics(gaps: Sequence[Gap]) -> dict[str, float]:
+    """``mismatch/probe_abs_mean`` and ``_max``: of the same differences on the probe's tokens; of several ranks that
+    sample, the largest."""
+    return {
+        "mismatch/probe_abs_mean": max(gap.abs_mean for gap in gaps),
+        "mismatch/probe_abs_max": max(gap.abs_max for gap in gaps),
+    }
+
+
 def evaluation_metrics(
     rewards: FloatArray, valid: BoolArray, components: Mapping[str, FloatArray], accuracy_of: str
 ) -> dict[str, float]:

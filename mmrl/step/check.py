@@ -18,7 +18,8 @@ from mmrl.errors import NumericsError
 from mmrl.ops import metrics
 from mmrl.ops.packing import Item, units_of
 from mmrl.ops.parity import LIMITS, WIDER, Gap, Limits
-from mmrl.step.token_gap import gap_of, sampled
+from mmrl.step.audit.ranks import Compared
+from mmrl.step.token_gap import gap_of, gap_of_version, sampled
 from mmrl.token_columns import POLICY, REWARD
 from mmrl.types import CreditedGroup, FloatArray, Rollout
 
@@ -44,12 +45,15 @@ class LogprobCheck:
         self._precision, self._on_mismatch, self._event = precision, on_mismatch, event
         self._limits = LIMITS[precision]
 
-    def check_first(self, rollouts: Sequence[Rollout], engine: Engine, network: str = POLICY) -> bool:
+    def check_first(
+        self, rollouts: Sequence[Rollout], engine: Engine, network: str = POLICY, version: int | None = None
+    ) -> bool:
         """On the first batch, before any update: packed against one by one, and sampler against learner.
 
         Args:
             rollouts: All of the step, kept or not. The sampler has said nothing of those that are given.
             network: The one that is trained; of a reward model scores are compared.
+            version: As of ``check_step``.
 
         Returns:
             False if the batch tells nothing yet: scores of a new head are all 0.
@@ -61,15 +65,12 @@ class LogprobCheck:
             return True
         if network == REWARD:
             return self._judge_scores(chosen, engine)
-        first = _computed(chosen, engine)
+        first = _computed(chosen, engine, version)
         self._judge_learner(first)
         if first.wide or self._precision != "float32":
             self._tell(first)
-        if first.is_sampled:
-            what = "sampler and learner disagree before the first update"
-            if self._judge(what, first.gap, self._limits, first.sides) != "stop":
-                # Later steps have other tokens; a gap that was sound at the start stays so.
-                self._limits = self._limits.widened(first.gap)
+        if (gap := first.gap) is not None:
+            self._judge_widening("sampler and learner disagree before the first update", gap, first.sides)
         return True
 
     def _judge_scores(self, chosen: Sequence[Rollout], engine: Engine) -> bool:
@@ -88,10 +89,14 @@ class LogprobCheck:
         self._judge("packed and one-by-one scores disagree", gap, limits, unit="of the largest score")
         return True
 
-    def check_step(self, step: int, groups: Sequence[CreditedGroup]) -> dict[str, float]:
+    def check_step(self, step: int, groups: Sequence[CreditedGroup], version: int | None = None) -> dict[str, float]:
         """Metrics of sampler against learner on the sampled groups that were trained on; none without any.
 
         Rollouts from a view are left out: the learner has computed them given the prompt itself.
+
+        Args:
+            version: That of the learner's weights at the step's begin. Tokens of other versions are left out: there the
+                two are meant to differ. None: all tokens are of this version.
 
         Raises:
             NumericsError: They are too far apart.
@@ -101,9 +106,29 @@ class LogprobCheck:
         pairs = [pair for group in trained for pair in zip(group.scored.rollouts, group.logprobs, strict=True)]
         pairs = [(rollout, learner) for rollout, learner in pairs if not rollout.view]
         rollouts = [rollout for rollout, _ in pairs]
-        gap = gap_of(rollouts, sampled(rollouts), [learner for _, learner in pairs])
+        gap = gap_of_version(rollouts, version, sampled(rollouts), [learner for _, learner in pairs])
+        if gap is None:
+            return {}
         self._judge(f"sampler and learner disagree in step {step}", gap, self._limits)
         return metrics.mismatch_metrics(gap)
+
+    def check_probe(self, step: int, found: Compared) -> dict[str, float]:
+        """Metrics of sampler against learner on the probe's tokens, of the rank that is farthest off.
+
+        Args:
+            found: Of the version that has sampled the step's newest tokens.
+
+        Raises:
+            NumericsError: They are too far apart, or a sampler does not see its images.
+        """
+        of = f"on the probe of version {found.version} of the weights, which sampled step {step}"
+        for rank, gap in enumerate(found.gaps):
+            self._judge_widening(f"sampler and learner disagree {of} (rank {rank} of those that sample)", gap)
+        for rank, sights in enumerate(found.sights):
+            for sight in (each for each in sights if not each.sees):
+                told = f"its log-probs are {sight.off:.1e} nats from the learner's movement of {sight.movement:.1e}"
+                self._report(f"rank {rank} of the sampler does not see images {of}: with another image, {told}", "stop")
+        return metrics.probe_metrics(found.gaps)
 
     def _judge_learner(self, first: _First) -> None:
         """Judge the learner by a wider type, its packing by its rounding, and set the limits that follow from that."""
@@ -118,6 +143,11 @@ class LogprobCheck:
             self._limits = limits.widened(first.noise)
         self._judge("packed and one-by-one log-probs disagree", first.packing, packing)
 
+    def _judge_widening(self, what: str, gap: Gap, sides: str = "") -> None:
+        """Judge sampler and learner; later they have other tokens, and a gap that is sound now stays so."""
+        if self._judge(what, gap, self._limits, sides) != "stop":
+            self._limits = self._limits.widened(gap)
+
     def _tell(self, first: _First) -> None:
         """Say how much the run's type rounds away, and what follows from it."""
         noise, wider = first.noise, WIDER[self._precision]
@@ -128,8 +158,8 @@ class LogprobCheck:
         )
         told = [f"the learner is {noise.abs_mean:.1e} nats from {against} on average, {noise.abs_max:.1e} at most"]
         fields = {"noise": noise.abs_mean}
-        if first.is_sampled:
-            gap, fields["gap"] = first.gap, first.gap.abs_mean
+        if (gap := first.gap) is not None:
+            fields["gap"] = gap.abs_mean
             told.append(f"sampler and learner are {gap.abs_mean:.1e} apart; {self._limits.mean_stop:.1e} would stop")
             if gap.ratio > NOTABLE_RATIO:
                 told.append(
@@ -143,16 +173,20 @@ class LogprobCheck:
         if verdict == "ok":
             return verdict
         found = f"{what}: mean {gap.abs_mean:.2e}, max {gap.abs_max:.2e} {unit} in {self._precision}{sides}"
+        self._report(found, verdict, f"{limits.told(unit)}, for a model of this rounding")
+        return verdict
+
+    def _report(self, found: str, verdict: str, possible: str = "") -> None:
+        """Tell of a disagreement; stop the run if it is one to stop at."""
         self._event("mismatch", message=found, verdict=verdict)
         if verdict == "stop" and self._on_mismatch == "stop":
             raise NumericsError(
                 found,
                 where="the same tokens and the same weights, computed twice",
-                possible=f"{limits.told(unit)}, for a model of this rounding",
+                possible=possible,
                 remedy="check sampler.engine and learner.deepspeed for lossy settings; "
                 "trainer.on_mismatch: warn trains all the same",
             )
-        return verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,17 +197,14 @@ class _First:
         packed: The learner's, several samples in a row.
         single: The learner's, one by one.
         wide: Log-probs of plain transformers in a wider type, of the first samples; empty if the device cannot.
+        version: That of the learner's weights; None if all samples are of it.
     """
 
     samples: Sequence[Rollout]
     packed: Sequence[FloatArray]
     single: Sequence[FloatArray]
     wide: Sequence[FloatArray]
-
-    @property
-    def is_sampled(self) -> bool:
-        """True if the sampler has told log-probs of them."""
-        return not any(rollout.is_given for rollout in self.samples)
+    version: int | None
 
     @property
     def packing(self) -> Gap:
@@ -186,9 +217,11 @@ class _First:
         return gap_of(self.samples[:few], self.wide, self.single[:few]) if few else self.packing
 
     @property
-    def gap(self) -> Gap:
-        """The gap between sampler and learner."""
-        return gap_of(self.samples, sampled(self.samples), self.packed)
+    def gap(self) -> Gap | None:
+        """The gap between sampler and learner; None if the sampler has said nothing of them under these weights."""
+        if any(rollout.is_given for rollout in self.samples):
+            return None
+        return gap_of_version(self.samples, self.version, sampled(self.samples), self.packed)
 
     @property
     def sides(self) -> str:
@@ -196,7 +229,10 @@ class _First:
         if not self.wide:
             return ""
         few = self.samples[: len(self.wide)]
-        sampler = gap_of(few, self.wide, sampled(few)).abs_mean
+        gap = gap_of_version(few, self.version, self.wide, sampled(few))
+        if gap is None:
+            return ""
+        sampler = gap.abs_mean
         return f"; in a wider type, the sampler is off by {sampler:.2e} and the learner by {self.noise.abs_mean:.2e}"
 
 
@@ -214,7 +250,7 @@ def _chosen(samples: Sequence[Rollout]) -> list[Rollout]:
     return [samples[index] for indices in chosen for index in indices]
 
 
-def _computed(samples: Sequence[Rollout], engine: Engine) -> _First:
+def _computed(samples: Sequence[Rollout], engine: Engine, version: int | None) -> _First:
     """Each computation takes the learner anew, so that what one keeps of images does not serve the other."""
     with engine.learning() as learner:
         packed = learner.network("policy").score(samples)
@@ -224,4 +260,4 @@ def _computed(samples: Sequence[Rollout], engine: Engine) -> _First:
     few = samples[: max(int(np.searchsorted(lengths, WIDE_TOKENS, side="right")), 1)]
     with engine.learning() as learner:
         wide = learner.network("policy").score(few, way="wide")
-    return _First(samples, packed, single, wide)
+    return _First(samples, packed, single, wide, version)

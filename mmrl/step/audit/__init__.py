@@ -6,6 +6,7 @@
 - ``second_turn.py``: ``second_turns``, what is sampled after an answer, in a run with an environment.
 - ``scores.py``: the same of a reward model, which samples nothing: ``scores_of`` and ``score_rows``.
 - ``values.py``: the same of a critic, for the samples of a ``Probed``: ``value_rows``.
+- ``ranks.py``: ``rank_rows``, in runs whose sampler may be behind: every rank that samples scores those samples.
 - ``agreement.py`` and ``sight.py``: rows from a ``Probed``; ``tokens.py``: rows of its prompts beside the template's.
 - ``start_audit.py``: ``cheap_rows``, the rows that ``mmrl train`` asks for, and ``audit``, which acts on them.
 

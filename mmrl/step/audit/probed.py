@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -108,9 +108,7 @@ class Probed:
 
     def place(self, prompt: str, source: str) -> int | None:
         """The place of the first completion from ``source`` after a prompt."""
-        return next(
-            (i for i, e in enumerate(self.samples) if (e.prompt.name, e.source, e.member) == (prompt, source, 0)), None
-        )
+        return place_of(self.samples, prompt, source)
 
     def told(self, place: int) -> FloatArray:
         """(T,) log-probs that the sampler has told of a completion."""
@@ -123,6 +121,20 @@ class Probed:
     @property
     def _samples(self) -> list[Sample]:
         return [each.sample for each in self.samples]
+
+
+def place_of(samples: Sequence[Answered], prompt: str, source: str) -> int | None:
+    """The place of the first completion from ``source`` after a prompt."""
+    sought = (prompt, source, 0)
+    return next((i for i, e in enumerate(samples) if (e.prompt.name, e.source, e.member) == sought), None)
+
+
+def pair_places(samples: Sequence[Answered]) -> Iterator[tuple[str, int, int]]:
+    """The name of each prompt whose completion stands after another image too, and both places of that one."""
+    for name, source in CROSSED:
+        own, other = place_of(samples, source, source), place_of(samples, name, source)
+        if own is not None and other is not None:
+            yield source, own, other
 
 
 def probed(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mmrl.ops.parity import WIDER
-from mmrl.step.audit.probe_prompts import IMAGE, MOVED, OTHER
+from mmrl.step.audit.probe_prompts import MOVED, OTHER
 from mmrl.step.audit.probe_row import ProbeRow
-from mmrl.step.audit.probed import Probed, mean_abs
+from mmrl.step.audit.probed import Probed, mean_abs, pair_places
 
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7}
 """Distance from 1 to the next number."""
@@ -15,6 +15,8 @@ SEEN = 100.0
 """Least movement of a model that sees, as a multiple of the rounding of the type in which it is measured."""
 FOLLOWS, NOISE = 0.5, 8.0
 """Largest difference between two movements, as a share of the movement, and as a multiple of the noise."""
+FINDS = {OTHER: "images that never arrive", MOVED: "positions of patches that are read wrongly"}
+"""Faults that another image, and a mark elsewhere, find."""
 SIGHT = "sight, "
 """Head of the names of rows on the model itself."""
 BLIND = "the folder's weights are blind (a merger or projector of zeros, a tower that was not loaded)"
@@ -24,10 +26,8 @@ CURE = "take a folder whose answers depend on the image in plain transformers, o
 
 def sight_rows(probed: Probed) -> Iterator[ProbeRow]:
     """Rows of another image, and of the mark moved; none for a run without images."""
-    for other, finds in ((OTHER, "images that never arrive"), (MOVED, "positions of patches that are read wrongly")):
-        own, crossed = probed.place(other, other), probed.place(IMAGE, other)
-        if own is not None and crossed is not None:
-            yield from _movement_rows(probed, other, own, crossed, finds)
+    for other, own, crossed in pair_places(probed.samples):
+        yield from _movement_rows(probed, other, own, crossed, FINDS[other])
 
 
 def _movement_rows(probed: Probed, name: str, own: int, crossed: int, finds: str) -> Iterator[ProbeRow]:

@@ -12,6 +12,7 @@ from mmrl.step.audit.agreement import agreement_rows
 from mmrl.step.audit.probe_prompts import PROMPT_TOKENS
 from mmrl.step.audit.probe_row import ProbeRow
 from mmrl.step.audit.probed import probed
+from mmrl.step.audit.ranks import rank_rows
 from mmrl.step.audit.scores import score_rows, scores_of
 from mmrl.step.audit.sight import CURE, SIGHT, sight_rows
 from mmrl.step.audit.tokens import token_rows
@@ -44,6 +45,8 @@ def cheap_rows(
         yield from agreement_rows(found)
         yield from value_rows(found)
         yield from sight_rows(found)
+        if config.cluster.is_split or config.sampler.partial is not None:
+            yield from rank_rows(found, config.sampler.temperature)
         yield from token_rows(found, encoder, config)
 
 
