@@ -19,7 +19,7 @@ An algorithm that needs none of this may implement ``mmrl.interfaces.Algorithm``
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -238,14 +238,28 @@ class PolicyGradient(Algorithm):
         return Aggregation(self.config.aggregation, self.config.length_norm)
 
     def check(self, run: RunFacts) -> Sequence[str]:
+        return (*self._check_selection(run), *self._check_lag(run))
+
+    def _check_selection(self, run: RunFacts) -> Iterator[str]:
         if self.config.dynamic_sampling is None:
-            return ()
+            return
         metric = self.config.dynamic_sampling.metric or run.rewards[0]
         if not run.has_component(metric):
             raise ValueError(f"dynamic_sampling.metric is {metric!r}, and the rewards are {', '.join(run.rewards)}")
         if metric != run.accuracy:
-            return [f"dynamic_sampling selects by {metric!r}, and accuracy is {run.accuracy!r}"]
-        return ()
+            yield f"dynamic_sampling selects by {metric!r}, and accuracy is {run.accuracy!r}"
+
+    def _check_lag(self, run: RunFacts) -> Iterator[str]:
+        """Warnings of what is learned from tokens that older weights have sampled."""
+        if not run.is_behind:
+            return
+        if self.config.correction is None:
+            yield (
+                "older weights sample what is learned, and without correction the gradient is biased by it; "
+                "set correction: {mode: token-truncate}, or seq-truncate for whole completions"
+            )
+        for view in (view for view in self.needs().views if view.sampled):
+            yield f"older weights sample, and correction leaves alone what is sampled from view {view.name!r}"
 
     def select(self, groups: Sequence[ScoredGroup]) -> Sequence[bool]:
         """Keeps a group if two valid completions differ in the raw metric: by range, not by standard deviation."""

@@ -99,6 +99,7 @@ class RunFacts:
             rewards.
         evaluations: The same for each evaluation set that has a name; empty where there is only one, without a name.
         staleness: Steps by which the weights that sample are behind those that learn.
+        partial: True if rollouts are sampled in parts, under the weights of several steps.
     """
 
     group_size: int
@@ -109,6 +110,12 @@ class RunFacts:
     accuracy: str | None = None
     evaluations: Mapping[str, str] = field(default_factory=dict)
     staleness: int = 0
+    partial: bool = False
+
+    @property
+    def is_behind(self) -> bool:
+        """True if older weights than those that learn have sampled some tokens."""
+        return self.staleness > 0 or self.partial
 
     @property
     def judges(self) -> dict[str, str | None]:

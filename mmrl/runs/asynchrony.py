@@ -5,6 +5,7 @@ from __future__ import annotations
 from mmrl.config.sections import Config
 from mmrl.errors import ConfigError
 from mmrl.interfaces import Algorithm, Needs
+from mmrl.policy_gradient import PolicyGradient
 from mmrl.step.gather import state_of
 from mmrl.step.source import Source
 
@@ -27,7 +28,7 @@ def check_asynchrony(config: Config, algorithm: Algorithm, needs: Needs, source:
             possible="trainer.staleness: 0; learner.routing: own",
             remedy="remove one of them",
         )
-    if config.trainer.staleness and needs.refill is not None and state_of(algorithm):
+    if config.trainer.staleness and needs.refill is not None and _keeps_state(algorithm):
         raise ConfigError(
             f"algorithm {config.algorithm.name!r} selects groups and has a state: it would select with the state of "
             "whichever step is learned just then",
@@ -35,6 +36,11 @@ def check_asynchrony(config: Config, algorithm: Algorithm, needs: Needs, source:
             possible="trainer.staleness: 0; an algorithm that selects without a state",
             remedy="remove trainer.staleness, or choose another algorithm",
         )
+
+
+def _keeps_state(algorithm: Algorithm) -> bool:
+    """True if the algorithm has a state, or may have one later."""
+    return type(algorithm).state not in (Algorithm.state, PolicyGradient.state) or bool(state_of(algorithm))
 
 
 def _check_samples(config: Config, source: type[Source]) -> None:

@@ -164,6 +164,7 @@ def facts_of(config: Config) -> RunFacts:
         accuracy=config.accuracy,
         evaluations=judges_of(config),
         staleness=config.trainer.staleness,
+        partial=config.sampler.partial is not None,
     )
 
 

@@ -128,6 +128,7 @@ def run_facts(setup: RunSetup) -> RunFacts:
         accuracy=config.accuracy,
         evaluations=judges_of(config),
         staleness=config.trainer.staleness,
+        partial=config.sampler.partial is not None,
     )
 
 

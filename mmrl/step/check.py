@@ -116,7 +116,7 @@ class LogprobCheck:
         """Metrics of sampler against learner on the probe's tokens, of the rank that is farthest off.
 
         Args:
-            found: Of the version that has sampled the step's newest tokens.
+            found: The answers under the version that has sampled the step's newest tokens.
 
         Raises:
             NumericsError: They are too far apart, or a sampler does not see its images.

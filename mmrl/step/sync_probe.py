@@ -26,29 +26,48 @@ SAMPLES, TOKENS = 8, 16
 class SyncProbe:
     """Keeps the answers of both sides by version until they are compared.
 
-    Its two questions may be asked in two threads, and in either order.
-
-    Args:
-        answered: Completions, some of them after another image.
-        temperature: That of sampling.
+    Its two questions may be asked in two threads, and in either order. It is empty until ``sample`` is called.
     """
 
-    def __init__(self, answered: Sequence[Answered], temperature: float) -> None:
-        # Experts that were chosen under one version say nothing about the next one.
-        self._samples = [Sample(each.sample.prompt, each.sample.segments) for each in answered]
-        self._answered, self._temperature = answered, temperature
+    def __init__(self) -> None:
+        self._answered: Sequence[Answered] = ()
+        self._samples: Sequence[Sample] = ()
+        self._temperature, self._newest = 1.0, 0
         self._of_learner = dict[int, Sequence[FloatArray]]()
         self._of_sampler = dict[int, Sequence[Sequence[FloatArray]]]()
 
+    def sample(self, engine: Engine, encoder: PromptEncoder, config: Config) -> None:
+        """Take completions of the audit's prompts, which are sampled now; none if none of them fits the run.
+
+        The images of these prompts have to stay in the run's folder.
+        """
+        facts = engine.describe()
+        if "model_type" not in facts:
+            return
+        most, max_images = config.data.max_prompt_tokens, int(facts.get("max_images", 0))
+        prompts = fitting(encoder, max_tokens=most, max_images=max_images, total_tokens=PROMPT_TOKENS).prompts
+        few = -(-SAMPLES // max(len(prompts), 1))
+        prompts = [replace(each, members=max(each.members, few)) for each in prompts]
+        self._answered = crossed(sampled(engine, encoder, prompts, config, TOKENS, {})) if prompts else ()
+        # Experts that were chosen under one version say nothing about the next one.
+        self._samples = [Sample(each.sample.prompt, each.sample.segments) for each in self._answered]
+        self._temperature = config.sampler.temperature
+
     def ask_learner(self, learner: Learner, version: int) -> None:
         """Score the tokens with the learner's weights, which are of this version."""
+        self._newest = version
         if self._samples and version not in self._of_learner:
             self._of_learner[version] = learner.network(POLICY).score(self._samples)
 
-    def ask_sampler(self, sampler: Sampler, version: int) -> None:
-        """Score the tokens on every rank that samples, with weights of this version; no request may be left."""
+    def ask_sampler(self, sampler: Sampler, version: int | None) -> None:
+        """Score the tokens on every rank that samples; no request may be left.
+
+        Args:
+            version: That of the sampler's weights; None is the one that the learner was last asked under.
+        """
         if self._samples:
-            self._of_sampler[version] = sampler.score(self._samples, self._temperature)
+            found = sampler.score(self._samples, self._temperature)
+            self._of_sampler[self._newest if version is None else version] = found
 
     def compared(self, version: int) -> Compared | None:
         """Both sides' answers of a version; None if one is missing. Those of earlier versions are dropped."""
@@ -59,20 +78,3 @@ class SyncProbe:
         if of_learner is None or of_sampler is None:
             return None
         return compare(version, self._answered, of_learner, of_sampler)
-
-
-def sync_probe(engine: Engine, encoder: PromptEncoder, config: Config) -> SyncProbe:
-    """A probe of the audit's prompts, whose completions are sampled now; empty if none of them fits the run.
-
-    The images of these prompts have to stay in the run's folder.
-    """
-    facts = engine.describe()
-    if "model_type" not in facts:
-        return SyncProbe((), config.sampler.temperature)
-    most, max_images = config.data.max_prompt_tokens, int(facts.get("max_images", 0))
-    prompts = fitting(encoder, max_tokens=most, max_images=max_images, total_tokens=PROMPT_TOKENS).prompts
-    few = -(-SAMPLES // max(len(prompts), 1))
-    prompts = [replace(each, members=max(each.members, few)) for each in prompts]
-    left_out: dict[str, str] = {}
-    answered = crossed(sampled(engine, encoder, prompts, config, TOKENS, left_out)) if prompts else []
-    return SyncProbe(answered, config.sampler.temperature)

@@ -14,7 +14,6 @@ import numpy as np
 from pydantic import Field
 
 from mmrl.interfaces import Finding, Monitor, PluginConfig, StepRecord, StepView
-from mmrl.types import IntArray, Rollout
 
 
 class SamplerMismatch(Monitor):
@@ -35,7 +34,7 @@ class SamplerMismatch(Monitor):
             return {}
         newest = max((each.weight_version for group in record.trained for each in group.scored.rollouts), default=0)
         gaps = [
-            np.abs(logprobs - rollout.sampler_logprobs)[rollout.mask & (_versions(rollout) == newest)]
+            np.abs(logprobs - rollout.sampler_logprobs)[rollout.mask & (rollout.version_of_token == newest)]
             for group in record.trained
             for rollout, logprobs in zip(group.scored.rollouts, group.logprobs, strict=True)
             if len(logprobs) and not rollout.view  # else they are about two prompts
@@ -57,9 +56,3 @@ class SamplerMismatch(Monitor):
                 {"gap_p99": gap, "baseline_gap_p99": baseline.median},
             ),
         )
-
-
-def _versions(rollout: Rollout) -> IntArray:
-    """(T,) the version of the weights that each token was sampled with, and of inserted ones that of the rollout."""
-    found = [rollout.weight_version if s.weight_version is None else s.weight_version for s in rollout.segments]
-    return np.repeat(found, [len(s.token_ids) for s in rollout.segments]).astype(np.int64)

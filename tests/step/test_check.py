@@ -164,3 +164,49 @@ def test_the_wider_type_gets_samples_of_some_hundred_tokens_and_at_least_one(mon
     monkeypatch.setattr("mmrl.step.check.WIDE_TOKENS", 10)
     events_of("float32", numbers)
     assert numbers.wide_samples == 1
+
+
+def in_parts(old: float, fresh: float) -> Rollout:
+    """A completion in two parts, by versions 3 and 4, whose log-probs are off by these from the learner's."""
+    parts = (np.full(TOKENS, -1.0 + old), 3), (np.full(TOKENS, -1.0 + fresh), 4)
+    segments = tuple(
+        Segment(np.ones(TOKENS, np.int32), True, values.astype(np.float32), version, continues=version == 4)
+        for values, version in parts
+    )
+    return Rollout(rollout("1", np.zeros(1)).prompt, segments, index=0, text="", finish_reason="stop", weight_version=4)
+
+
+def checked_step(version: int | None, *rollouts: Rollout) -> dict[str, float]:
+    check = LogprobCheck("float32", "stop", event=lambda kind, **fields: None)
+    groups = [
+        CreditedGroup(
+            ScoredGroup(RolloutGroup(each.prompt, (each,)), np.zeros(1), np.ones(1, bool), {}),
+            [np.full(2 * TOKENS, -1.0)],
+            [np.full(2 * TOKENS, -1.0)],
+        )
+        for each in rollouts
+    ]
+    return check.check_step(7, groups, version)
+
+
+def test_a_step_compares_the_tokens_of_the_learners_own_version_alone():
+    found = checked_step(4, in_parts(0.5, 1e-6), in_parts(-0.5, 2e-6))
+    assert found["mismatch/logprob_abs_max"] == pytest.approx(2e-6, rel=0.1)
+    assert found["mismatch/logprob_abs_mean"] == pytest.approx(1.5e-6, rel=0.1)
+    for version in (3, None):
+        with pytest.raises(NumericsError, match="sampler and learner disagree in step 7"):
+            checked_step(version, in_parts(0.5, 1e-6))
+    assert checked_step(5, in_parts(0.5, 1e-6)) == {}
+    with pytest.raises(NumericsError, match="sampler and learner disagree in step 7"):
+        checked_step(4, in_parts(0.0, 0.01))
+
+
+@pytest.mark.parametrize(("version", "says_a_gap"), [(0, True), (1, False)])
+def test_the_first_batch_of_older_weights_measures_the_rounding_and_compares_no_sampler(version, says_a_gap):
+    found: list[Any] = []
+    numbers = Numbers(single=2e-3, packed=2e-3, sampler=0.5 * (version == 1))
+    check = LogprobCheck("bfloat16", "stop", event=lambda kind, **fields: found.append((kind, fields)))
+    check.check_first(numbers.samples(), numbers, version=version)  # type: ignore[arg-type]
+    ((kind, fields),) = found
+    assert kind == "numerics" and fields["noise"] == pytest.approx(2e-3, rel=0.1)
+    assert ("gap" in fields) == ("apart;" in fields["message"]) == says_a_gap

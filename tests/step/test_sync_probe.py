@@ -15,7 +15,7 @@ from mmrl.ops.objective import training_rows
 from mmrl.step.audit.probe_prompts import MOVED, OTHER
 from mmrl.step.audit.start_audit import cheap_rows
 from mmrl.step.check import LogprobCheck
-from mmrl.step.sync_probe import SAMPLES, TOKENS, SyncProbe, sync_probe
+from mmrl.step.sync_probe import SAMPLES, TOKENS, SyncProbe
 from mmrl.types import FloatArray, Sample
 
 HF = {"name": "hf", "temperature": 1.0}
@@ -46,7 +46,9 @@ def as_asked(sample: Sample) -> Sample:
 
 
 def made(engine: Any, bench: Any) -> SyncProbe:
-    return sync_probe(engine, bench.encoder, bench.config(sampler=HF, cluster=SPLIT))
+    probe = SyncProbe()
+    probe.sample(engine, bench.encoder, bench.config(sampler=HF, cluster=SPLIT))
+    return probe
 
 
 def update(engine: Any, probe: SyncProbe) -> int:
@@ -91,9 +93,7 @@ def test_a_probe_has_images_and_tokens_after_another_one_and_agrees_under_every_
 
 
 def test_a_run_without_images_has_a_probe_of_texts(engine, vision):
-    setting = vision.config(sampler=HF, cluster=SPLIT)
-    blind = replace_facts(engine, max_images=0)
-    probe = sync_probe(blind, vision.encoder, setting)
+    probe = made(replace_facts(engine, max_images=0), vision)
     assert len(probe._samples) >= SAMPLES and not any(sample.prompt.images for sample in probe._samples)
 
 
@@ -115,7 +115,7 @@ def test_an_engine_that_describes_no_model_has_an_empty_probe(vision):
         def describe(self) -> Any:
             return {}
 
-    probe = sync_probe(Plain(), vision.encoder, vision.config())
+    probe = made(Plain(), vision)
     probe.ask_learner(None, 0)  # type: ignore[arg-type]
     probe.ask_sampler(None, 0)  # type: ignore[arg-type]
     assert probe.compared(0) is None
@@ -209,3 +209,31 @@ def test_both_sides_may_answer_in_any_order_and_a_missing_answer_is_no_compariso
     with engine.learning() as learner:
         probe.ask_learner(learner, version)
     assert probe.compared(version) is not None
+    with engine.learning() as learner:
+        probe.ask_learner(learner, version + 1)
+    with engine.sampling() as sampler:
+        probe.ask_sampler(sampler, None)  # of the version that the learner was last asked under
+    assert probe.compared(version + 1) is not None
+
+
+def test_a_learner_that_is_versions_ahead_is_compared_by_the_version_that_the_sampler_has(engine, vision):
+    probe = made(engine, vision)
+
+    class Both:
+        """A side whose log-probs are its version."""
+
+        version = 0
+
+        def network(self, role: str) -> Both:
+            return self
+
+        def score(self, samples: Sequence[Sample], temperature: float | None = None) -> Any:
+            values = [np.full(len(sample.token_ids), -float(self.version)) for sample in samples]
+            return values if temperature is None else [values]
+
+    learner, sampler = Both(), Both()
+    for learner.version in (0, 1, 2):
+        probe.ask_learner(learner, learner.version)  # type: ignore[arg-type]
+    for sampler.version in (0, 1, 2):
+        probe.ask_sampler(sampler, sampler.version)  # type: ignore[arg-type]
+        assert checked(probe, sampler.version)["mismatch/probe_abs_max"] == 0
