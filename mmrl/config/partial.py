@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -17,6 +19,10 @@ class PartialConfig(Section):
     """Steps of the sampler that a round takes at least; it ends once as many groups are finished as a step learns."""
     in_flight: Annotated[float, Field(ge=1, le=4)] = 1.5
     """Groups that are sampled at once, in multiples of `trainer.prompts_per_step`."""
+
+    def num_groups(self, prompts_per_step: int) -> int:
+        """Groups that are in flight when a step begins to sample."""
+        return math.ceil(Fraction(str(self.in_flight)) * prompts_per_step)  # exactly 1.1, and not the float beside it
 
     def against(
         self, sampler: str, routing: str, scheduling: str | None, engine: Mapping[str, Any]

@@ -99,6 +99,15 @@ def request_seed(run_seed: int, epoch: int, prompt_id: str, attempt: int) -> int
     return _hash(f"{run_seed}/{epoch}/{attempt}/{prompt_id}", 8) % 2**62 // MAX_GROUP_SIZE * MAX_GROUP_SIZE
 
 
+def part_seed(group_seed: int, member: int, prompt_id: str, part: int, turn: int = 0) -> int:
+    """The seed of a further part of a turn that was cut.
+
+    Args:
+        part: The number of parts before.
+    """
+    return request_seed(group_seed, member, f"part/{part}/{prompt_id}", turn)
+
+
 def view_seed(run_seed: int, epoch: int, prompt_id: str, view: str, place: int) -> int:
     """The seed of a view of the image at this place of a prompt."""
     return _hash(f"view/{run_seed}/{epoch}/{view}/{place}/{prompt_id}", 8)

@@ -13,6 +13,7 @@ import numpy as np
 
 from mmrl.config.sections import Config
 from mmrl.errors import MMRLError
+from mmrl.rollout.unfinished import CarriedGroup
 from mmrl.token_columns import COLUMNS
 from mmrl.types import GIVEN, Batch, Content, FloatArray, Rollout, ScoredGroup
 
@@ -27,6 +28,7 @@ class SampledStep:
         stats: Metrics of their gathering, which the groups do not tell.
         learned: The groups to learn from, those carried over from earlier steps first; none if the step is left out.
         fault: The error that ends the run, once the groups are recorded.
+        carried: The groups for the next step, in the order in which they were drawn.
     """
 
     step: int
@@ -35,6 +37,7 @@ class SampledStep:
     stats: Mapping[str, float] = field(default_factory=dict)
     learned: Sequence[ScoredGroup] = ()
     fault: MMRLError | None = None
+    carried: Sequence[CarriedGroup] = ()
 
     @property
     def is_given(self) -> bool:

@@ -52,7 +52,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sampling:
+class Sampling:
     """A sampler, and what is counted while it samples for one step or evaluation.
 
     Attributes:
@@ -174,11 +174,15 @@ class Collector:
         values |= {f"eval/{name}": value for name, value in episodes.items()}
         return Evaluation(ordered, failures.since(0), values)
 
+    def close(self) -> None:
+        """Give back what is kept between steps."""
+        return
+
     def batch(self, groups: Sequence[ScoredGroup]) -> Batch:
         """The groups' rollouts as one batch, without learner log-probs yet."""
         return batch_of(groups, weights_of(self._config), self.penalties)
 
-    def _gathered(self, step: int, groups: Sequence[ScoredGroup], sampling: _Sampling) -> SampledStep:
+    def _gathered(self, step: int, groups: Sequence[ScoredGroup], sampling: Sampling) -> SampledStep:
         """A step's groups with the metrics of their gathering."""
         failed_calls = None if sampling.calls is None else sampling.calls.failed_fraction
         stats = metrics.failure_metrics("reward", sampling.failures.fractions(self._rewards))
@@ -191,7 +195,7 @@ class Collector:
 
     def _round(
         self,
-        sampling: _Sampling,
+        sampling: Sampling,
         prompts: Sequence[EncodedPrompt],
         needs: Needs,
     ) -> list[ScoredGroup]:
@@ -218,12 +222,15 @@ class Collector:
         seed = request_seed(self._config.trainer.seed, prompt.epoch, namespace + prompt.id, 0)
         return SamplingRequest(prompt, num_samples, temperature, most or self._config.sampler.max_new_tokens, seed)
 
+    def _environment_seed(self, prompt: EncodedPrompt, namespace: str = "") -> int:
+        return request_seed(self._config.trainer.seed, prompt.epoch, f"{namespace}environment/{prompt.id}", 0)
+
     @contextmanager
-    def _sampling(self, clock: Clock, version: int | None = None) -> Iterator[_Sampling]:
+    def _sampling(self, clock: Clock, version: int | None = None) -> Iterator[Sampling]:
         with ExitStack() as stack:
             with clock.phase("sync"):
                 sampler = stack.enter_context(self._engine.sampling(version))
-            sampling = _Sampling(sampler, clock, Failures(), None if self._player is None else self._player.tally())
+            sampling = Sampling(sampler, clock, Failures(), None if self._player is None else self._player.tally())
             yield sampling
             if sampling.calls is not None:
                 sampling.calls.finish()
@@ -231,7 +238,7 @@ class Collector:
     @contextmanager
     def _groups(
         self,
-        sampling: _Sampling,
+        sampling: Sampling,
         requests: Sequence[SamplingRequest],
         namespace: str,
         members: Mapping[str, int],
@@ -247,17 +254,14 @@ class Collector:
             return
         assert sampling.calls is not None
         prompts = [request.prompt for request in requests]
-        seeds = [
-            request_seed(self._config.trainer.seed, prompt.epoch, f"{namespace}environment/{prompt.id}", 0)
-            for prompt in prompts
-        ]
+        seeds = [self._environment_seed(prompt, namespace) for prompt in prompts]
         played = self._player.play(sampling.sampler, requests, seeds, sampling.calls, sampling.clock, self._event)
         with closing(played):
             yield played
 
     def _generate_and_score(
         self,
-        sampling: _Sampling,
+        sampling: Sampling,
         requests: Sequence[SamplingRequest],
         namespace: str = "",
         keep: Keep | None = None,
@@ -294,7 +298,7 @@ class Collector:
             finally:
                 self.generated = [*before, *(generated[index] for index in sorted(generated))]
 
-    def _scores(self, sampling: _Sampling, keep: Keep | None = None, *, needed: bool) -> GroupScores[Any]:
+    def _scores(self, sampling: Sampling, keep: Keep | None = None, *, needed: bool) -> GroupScores[Any]:
         return GroupScores(self._config, self._scorer, sampling.failures, self._event, keep=keep, needed=needed)
 
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 from mmrl.data.order import Order
 from mmrl.data.prompts import PromptSource
-from mmrl.types import Prompt
+from mmrl.errors import MMRLError
+from mmrl.types import GroupKey, Prompt
 
 HANGS_S = 30.0
 """Seconds after which a row that is being read is not waited for when a run ends."""
 
 SPARE = 8
 """One row in so many is looked up beyond those that are to be made, for those that cannot be used."""
+
+_WINDOW = 256
+"""Positions that are looked up at first for groups that were drawn before; twice as many each time after that."""
 
 _T = TypeVar("_T")
 
@@ -61,6 +66,23 @@ class PromptPrefetcher(Generic[_T]):
             drawn += [(epoch, value) for epoch, value in found if value is not None]
         self._made.clear()
         return drawn
+
+    def find(self, keys: Collection[GroupKey]) -> dict[GroupKey, Prompt]:
+        """The rows of groups that were drawn before the position, as ``make`` was given them, by the groups' keys.
+
+        They are looked for from the position back, and most runs have drawn them last.
+        """
+        self.wait()
+        found, end, window = dict[GroupKey, Prompt](), self.position, _WINDOW
+        while end > 0 and len(found) < len(keys):
+            start = max(end - window, 0)
+            for epoch, row in reversed(self._order.take(start, end - start)):
+                with suppress(MMRLError):  # a row of no use, which nobody has drawn
+                    prompt = self._source[row]
+                    if (epoch, prompt.id) in keys:
+                        found.setdefault((epoch, prompt.id), prompt)
+            end, window = start, 2 * window
+        return found
 
     def prepare(self, count: int) -> None:
         """Begin to make the next ``count`` prompts in a thread; it reads rows until ``wait``, or another call, ends.

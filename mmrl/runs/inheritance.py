@@ -13,14 +13,14 @@ from mmrl.types import ImageRef
 
 
 def inherit(
-    checkpoint: Checkpoint, directory: RunDirectory, media: MediaStore, groups: Iterable[Mapping[str, Any]]
+    checkpoint: Checkpoint, directory: RunDirectory, media: MediaStore, images: Iterable[Mapping[str, Any]]
 ) -> None:
     """Take over the history up to another run's checkpoint, and the images that are still needed.
 
     Args:
         directory: The folder of the run that begins.
         media: Its images.
-        groups: Groups that the checkpoint carries over to later steps, as its state has them.
+        images: Records of the images of groups that the checkpoint carries over to later steps.
 
     Raises:
         CheckpointError: Images are not there.
@@ -29,7 +29,7 @@ def inherit(
     run = checkpoint.path.parents[1]
     directory.inherit(run, checkpoint.step)
     theirs = MediaStore(run / "media", media.grid)
-    for image in (image for group in groups for image in group["images"]):
+    for image in images:
         name = _checked_hash(image["hash"], checkpoint)
         path = theirs.folder / f"{name}.png"
         if path.is_symlink() or not path.is_file():

@@ -13,6 +13,7 @@ from mmrl.config.sections import Config
 from mmrl.engine.machine.first_start import once
 from mmrl.errors import MMRLError, ResourceError, SamplersRestarted
 from mmrl.plugin_host import registry
+from mmrl.rollout.records import recorded_images
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.runs.checkpoints import Checkpoints
 from mmrl.runs.directory import RunDirectory
@@ -148,6 +149,7 @@ class TrainingRun:
     def _build_trainer(self, stack: ExitStack, scorer: Scorer, player: EpisodePlayer | None) -> Trainer:
         """A trainer of a new engine; the stack closes what it uses."""
         from mmrl.rollout.collector import Collector
+        from mmrl.rollout.partial import PartialCollector
         from mmrl.step.loop import RunContext, Trainer
 
         config, setup, directory = self._config, self._setup, self._directory
@@ -156,9 +158,10 @@ class TrainingRun:
         self._trial.check(0.0)
         trackers = stack.enter_context(tracking(config, directory, self._start.trackers))
         recorder = RunRecorder(config, directory, trackers, self._console, engine, setup.fingerprints)
-        collector = Collector(
+        collector = (Collector if config.sampler.partial is None else PartialCollector)(
             config, engine, scorer, recorder.progress, setup.penalties, event=recorder.event, player=player
         )
+        stack.callback(collector.close)
         watchdog = step_watchdog(config.trainer.step_timeout_s, engine, collector, directory)
         with watchdog.watch("the audit"):
             self._audit(engine)
@@ -239,7 +242,7 @@ class TrainingRun:
 
         state, directory, media = saved.state["trainer"], self._directory, self._setup.media
         if saved.is_another:
-            inherit(saved.checkpoint, directory, media, kept_records(state))
+            inherit(saved.checkpoint, directory, media, recorded_images(kept_records(state)))
         self._tell("resumed", message=f"from step {saved.step}, {saved.checkpoint.path}", step=saved.step)
         trainer.restore(state, directory.media, saved.step)
         trainer.fit(saved.step, saved.unlogged_metrics(self._config, directory), is_saved=not saved.is_another)

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.errors import MMRLError, NumericsError, SamplersRestarted, plugin_errors
+from mmrl.errors import ConfigError, DataError, MMRLError, NumericsError, SamplersRestarted, plugin_errors, plural
 from mmrl.interfaces import Algorithm
 from mmrl.rollout.batch import SampledStep
+from mmrl.rollout.partial import PartialCollector
+from mmrl.rollout.unfinished import CarriedGroup, finished_among, unfinished_among
 from mmrl.step.given import Comparisons, Given
-from mmrl.step.source import Draw, Left, Source
+from mmrl.step.source import Draw, Find, Left, Source
 from mmrl.system.clock import Clock
 from mmrl.types import CreditedGroup, EncodedPrompt, Prompt, RolloutGroup, ScoredGroup
 
@@ -27,15 +29,11 @@ class Rollouts(Source):
         return self._encoder.encode(prompt)
 
     def gather(self, step: int, draw: Draw, clock: Clock, version: int | None = None) -> SampledStep:
-        count = self._config.trainer.prompts_per_step
-        carried, self.left = self.left.carried, Left()
-
         def seen(number: int) -> Sequence[tuple[int, EncodedPrompt]]:
             return [(epoch, self._views(replace(prompt, epoch=epoch), step)) for epoch, prompt in draw(number)]
 
         try:
-            wanted = count - len(carried)
-            found = self._collector.training_groups(step, self._algorithm, seen, wanted, clock, version)
+            found = self._sampled(step, seen, clock, version)
         except SamplersRestarted:
             raise
         except MMRLError as error:  # such as too many failures of rewards
@@ -43,12 +41,48 @@ class Rollouts(Source):
                 raise
             unscored = [_unscored(group, (0, place)) for place, group in enumerate(lost)]
             return SampledStep(step, lost[0].rollouts[0].weight_version, unscored, fault=error)
-        found = replace(found, learned=[*carried, *found.learned], stats={**found.stats, **self._views.metrics(step)})
-        if len(found.learned) < count:
+        self.left = replace(self.left, carried=found.carried)
+        found = replace(found, stats={**found.stats, **self._views.metrics(step)})
+        if len(found.learned) < self._config.trainer.prompts_per_step:
             found = self._starved(found)
         if found.fault is None and not any(group.valid.any() for group in found.groups):
             self._event("unscored", message=f"no rollout of step {step} could be scored")
         return found
+
+    def _sampled(self, step: int, draw: Draw, clock: Clock, version: int | None) -> SampledStep:
+        if isinstance(self._collector, PartialCollector):
+            return self._collector.partial_groups(step, self._algorithm, draw, self.left.carried, clock, version)
+        carried = finished_among(self.left.carried)
+        wanted = self._config.trainer.prompts_per_step - len(carried)
+        found = self._collector.training_groups(step, self._algorithm, draw, wanted, clock, version)
+        return replace(found, learned=[*carried, *found.learned])
+
+    def resumed(self, left: Left, find: Find) -> Left:
+        keys = {group.key for group in unfinished_among(left.carried)}
+        in_parts = self._config.sampler.partial is not None
+        if keys and not in_parts:
+            raise ConfigError(
+                f"the checkpoint has {plural(len(keys), 'group')} of which a part is still to be sampled",
+                where="sampler.partial: null",
+                remedy="set sampler.partial as the run had it",
+            )
+        left = replace(left, in_parts=in_parts)
+        if not keys or self._config.environment is None:
+            return left
+        rows = find(keys)
+        if lost := keys - rows.keys():
+            raise DataError(
+                f"{plural(len(lost), 'row')} of episodes that go on cannot be found among those that were drawn",
+                where=", ".join(name for _, name in sorted(lost)[:3]),
+                remedy="train on the data that the run began with",
+            )
+
+        def with_row(group: CarriedGroup) -> CarriedGroup:
+            if isinstance(group, ScoredGroup):
+                return group
+            return replace(group, row=self._encoder.encode(rows[group.key]).prompt)
+
+        return replace(left, carried=list(map(with_row, left.carried)))
 
     def _starved(self, found: SampledStep) -> SampledStep:
         """The step whose algorithm rejected too many groups, as its ``Refill.on_starvation`` says."""
@@ -66,7 +100,8 @@ class Rollouts(Source):
             )
             return replace(found, learned=(), fault=error)
         if refill.on_starvation == "skip":
-            self.left = Left([replace(group, place=None) for group in found.learned])
+            skipped = [replace(group, place=None) for group in found.learned]
+            self.left = replace(self.left, carried=[*skipped, *found.carried])
             return replace(found, learned=())
         return found
 

@@ -178,6 +178,7 @@ class StepQueue:
         """Go on after a step, from what a checkpoint has kept."""
         last = step + len(kept.batches)
         self._go_back(kept.place)
+        self._source.go_back(self._source.resumed(kept.place.left, self._prompts.find))
         self._places = {last: self._place()}
         self._slots = {found.step: Slot(found, Clock()) for found in kept.batches}
         assert list(self._slots) == list(range(step + 1, last + 1)), "batches of a checkpoint follow its step"
@@ -258,7 +259,7 @@ class StepQueue:
 
     def _prepare(self, step: int) -> None:
         if step < self._config.steps:
-            self._prompts.prepare(self._config.prompts_per_step - len(self._source.left.carried))
+            self._prompts.prepare(self._source.num_prompts)
 
     def _place(self) -> Place:
         """The place now, after the batch that was gathered last."""

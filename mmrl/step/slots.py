@@ -10,6 +10,7 @@ from typing import Any
 
 from mmrl.rollout.batch import SampledStep
 from mmrl.rollout.records import group_records, read_groups
+from mmrl.rollout.records.carried import FINISHED, UNFINISHED
 from mmrl.step.source import Left
 from mmrl.system.clock import Clock
 
@@ -101,7 +102,8 @@ def read_batch(record: Mapping[str, Any], media: Path) -> SampledStep:
 
 def kept_records(state: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The records of all groups in a trainer's state."""
-    yield from state["carried_groups"]
+    yield from state[FINISHED]
+    yield from state.get(UNFINISHED, ())
     for batch in state.get(AHEAD, ()):
         yield from batch["groups"]
         yield from batch["others"]

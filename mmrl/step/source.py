@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -14,13 +14,17 @@ from mmrl.errors import DataError
 from mmrl.interfaces import Algorithm, Needs
 from mmrl.rollout.batch import SampledStep
 from mmrl.rollout.collector import Collector
-from mmrl.rollout.records import group_records, read_groups
+from mmrl.rollout.records import carried_records, read_carried
+from mmrl.rollout.records.carried import UNFINISHED
+from mmrl.rollout.unfinished import CarriedGroup
 from mmrl.step.views import ViewMaker
 from mmrl.system.clock import Clock
-from mmrl.types import EncodedPrompt, Prompt, ScoredGroup
+from mmrl.types import EncodedPrompt, GroupKey, Prompt, ScoredGroup
 
 Draw = Callable[[int], Sequence[tuple[int, Any]]]
 """The next so many prompts as ``Source.make`` made them, each with the epoch that it is drawn in."""
+Find = Callable[[Collection[GroupKey]], Mapping[GroupKey, Prompt]]
+"""The rows of groups that were drawn, by the groups' keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +32,17 @@ class Left:
     """The groups that a step leaves for the next one. It is replaced and never changed, so that a queue may keep it.
 
     Attributes:
-        carried: Groups to use first.
+        carried: Groups to use first, those of a skipped step. Where rollouts are sampled in parts it is all that are in
+            flight, in the order in which they were drawn.
+        in_parts: True for rollouts that are sampled in parts.
     """
 
-    carried: Sequence[ScoredGroup] = ()
+    carried: Sequence[CarriedGroup] = ()
+    in_parts: bool = False
 
     def state(self) -> dict[str, Any]:
         """All of it, as JSON can hold it."""
-        return {"carried_groups": group_records(self.carried)}
+        return {**carried_records(self.carried, in_parts=self.in_parts)}
 
     @classmethod
     def of(cls, state: Mapping[str, Any], media: Path) -> Self:
@@ -44,7 +51,7 @@ class Left:
         Args:
             media: The folder of the groups' images.
         """
-        return cls(read_groups(state["carried_groups"], media))
+        return cls(read_carried(state, media), UNFINISHED in state)
 
 
 class Source(ABC):
@@ -77,7 +84,13 @@ class Source(ABC):
         self._config, self._algorithm, self._encoder = config, algorithm, encoder
         self._collector, self._event = collector, event
         self._views = ViewMaker(config, algorithm, encoder)
-        self.left = Left()
+        self.left = Left(in_parts=config.sampler.partial is not None)
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts that the next step draws at first."""
+        partial, count = self._config.sampler.partial, self._config.trainer.prompts_per_step
+        return max((count if partial is None else partial.num_groups(count)) - len(self.left.carried), 0)
 
     @abstractmethod
     def make(self, prompt: Prompt) -> Any:
@@ -96,8 +109,12 @@ class Source(ABC):
         """
 
     def go_back(self, left: Left) -> None:
-        """Take over what an earlier step has left, or a run that goes on."""
+        """Take over what an earlier step has left."""
         self.left = left
+
+    def resumed(self, left: Left, find: Find) -> Left:
+        """The groups that a checkpoint has left, with all that it does not hold itself."""
+        return left
 
     @classmethod
     def check_row(cls, prompt: Prompt, config: Config, needs: Needs, encoder: PromptEncoder) -> None:

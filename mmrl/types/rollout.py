@@ -88,10 +88,10 @@ def policy_turns(segments: Sequence[Segment]) -> list[tuple[Segment, ...]]:
     """The policy's turns, each with the segments in which it was sampled: one, or more if it was cut."""
     turns = list[tuple[Segment, ...]]()
     for segment in segments:
-        if segment.continues:
-            turns[-1] = (*turns[-1], segment)
-        elif segment.by_policy:
+        if segment.begins_turn:
             turns.append((segment,))
+        elif segment.by_policy:
+            turns[-1] = (*turns[-1], segment)
     return turns
 
 

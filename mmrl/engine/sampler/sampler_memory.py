@@ -92,9 +92,9 @@ def sampler_memory(config: Config, folder: ModelFolder, width: int) -> SamplerMe
 def num_sequences(config: Config) -> int:
     """Completions that a copy of the sampler's weights samples at once."""
     replicas = config.cluster.num_sampler_ranks // config.sampler.ranks_together
-    partial, prompts = config.sampler.partial, config.trainer.prompts_per_step
-    in_flight = prompts if partial is None else math.ceil(partial.in_flight * prompts)
-    return math.ceil(in_flight / replicas) * config.sampler.group_size
+    partial, groups = config.sampler.partial, config.trainer.prompts_per_step
+    groups = groups if partial is None else partial.num_groups(groups)
+    return math.ceil(groups / replicas) * config.sampler.group_size
 
 
 def weights_in_vllm(config: Config, folder: ModelFolder, width: int) -> tuple[int, ...]:

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from mmrl.config.plugin_specs import EnvironmentSpec
-from mmrl.data.order import request_seed
+from mmrl.data.order import part_seed, request_seed
 from mmrl.engine_api import EAGER, SamplingRequest
 from mmrl.types import (
     ENVIRONMENT,
+    NO_VERSION,
     Call,
     Content,
     EncodedPrompt,
@@ -18,6 +19,7 @@ from mmrl.types import (
     Rollout,
     Segment,
     Turn,
+    policy_turns,
 )
 
 
@@ -48,7 +50,8 @@ class Episode:
         prompt: The group's, with the first observation.
         began_with: Tokens of the first observation.
         num_images: Images of its observations.
-        segments: Segments after the prompt so far.
+        segments: Segments after the prompt so far, but for those of a turn that was cut.
+        parts: The parts of a turn that was cut, which its next request goes on with.
         played: Its turns; the last one may still have no answer.
         last: The sampler's rollout of the latest turn.
         components: The answer of ``Environment.score``.
@@ -62,11 +65,69 @@ class Episode:
     began_with: int = 0
     num_images: int = 0
     segments: tuple[Segment, ...] = ()
+    parts: tuple[Segment, ...] = ()
     played: list[PlayedTurn] = field(default_factory=list)
     last: Rollout | None = None
     finish_reason: FinishReason | None = None
     failure: str = ""
     components: dict[str, float | None] = field(default_factory=dict)
+
+    @classmethod
+    def resumed(
+        cls, request: SamplingRequest, limits: Limits, answered_after: int, rollout: Rollout, observed: tuple[int, int]
+    ) -> Episode:
+        """An episode that an earlier step has left.
+
+        Args:
+            rollout: The answer of ``so_far``.
+            observed: As of ``UnfinishedGroup``.
+        """
+        turns, played = policy_turns(rollout.segments), list(rollout.episode)
+        parts = turns[-1] if len(turns) > len(played) else ()
+        segments = rollout.segments[: len(rollout.segments) - len(parts)]
+        began_with, num_images = observed
+        return cls(
+            request,
+            rollout.index,
+            limits,
+            answered_after,
+            rollout.prompt,
+            began_with,
+            num_images + sum(len(segment.images) for segment in segments),
+            segments,
+            parts,
+            played,
+            rollout if played else None,
+            None if rollout.finish_reason == "stop" else rollout.finish_reason,
+        )
+
+    def so_far(self) -> Rollout:
+        """The episode as it is; ``UnfinishedGroup`` tells what its fields mean."""
+        last = self.last
+        return Rollout(
+            prompt=self.prompt,
+            segments=(*self.segments, *self.parts),
+            index=self.member,
+            text="" if last is None else last.text,
+            finish_reason=self.finish_reason or "stop",
+            weight_version=NO_VERSION if last is None else last.weight_version,
+            episode=tuple(self.played),
+        )
+
+    @property
+    def observed(self) -> tuple[int, int]:
+        """Tokens and images of the first observation."""
+        return self.began_with, self.num_images - sum(len(segment.images) for segment in self.segments)
+
+    @property
+    def is_unanswered(self) -> bool:
+        """True if its last turn has no answer."""
+        return bool(self.played) and self.played[-1].content is None
+
+    @property
+    def answered_turns(self) -> list[Turn]:
+        """Its turns, but for a last one without an answer."""
+        return [played.turn for played in self.played[: len(self.played) - self.is_unanswered]]
 
     @property
     def where(self) -> str:
@@ -87,29 +148,33 @@ class Episode:
         self.prompt, self.num_images = prompt, num_images
 
     def turn_request(self) -> SamplingRequest:
-        """The request for the next turn."""
-        turn = len(self.played)
+        """The request for the next turn, or for the rest of one that was cut."""
+        turn, seed, sampled = len(self.played), self.request.seed, sum(len(part.token_ids) for part in self.parts)
         return SamplingRequest(
             prompt=self.prompt,
             num_samples=1,
             temperature=self.request.temperature,
-            max_new_tokens=min(self.limits.turn_tokens, self.policy_tokens_left, self.tokens_left),
-            seed=request_seed(self.request.seed, self.member, self.prompt.id, turn),
-            segments=self.segments,
+            max_new_tokens=max(min(self.limits.turn_tokens, self.policy_tokens_left, self.tokens_left) - sampled, 1),
+            seed=part_seed(seed, self.member, self.prompt.id, len(self.parts), turn)
+            if self.parts
+            else request_seed(seed, self.member, self.prompt.id, turn),
+            segments=(*self.segments, *self.parts),
             answered_after=self.answered_after,
+            may_be_cut=self.request.may_be_cut,
         )
 
     def take(self, rollout: Rollout, calls: tuple[Call, ...], began: int, finished: int) -> Turn:
         """Note a turn that was sampled. It may be the last: one that is cut for want of tokens is not answered."""
-        *_, segment = rollout.segments
+        *parts, segment = rollout.segments[len(self.segments) :]
+        length = sum(len(part.token_ids) for part in (*parts, segment))
         cut: FinishReason | None = None
-        if rollout.finish_reason == "length" and len(segment.token_ids) >= self.policy_tokens_left:
+        if rollout.finish_reason == "length" and length >= self.policy_tokens_left:
             cut = "length"
-        elif rollout.finish_reason == "length" and len(segment.token_ids) >= self.tokens_left:
+        elif rollout.finish_reason == "length" and length >= self.tokens_left:
             cut = "budget"
         version = rollout.weight_version if segment.weight_version is None else segment.weight_version
         segment = replace(segment, finish_reason=rollout.finish_reason, weight_version=version)
-        self.segments, self.last = (*self.segments, segment), rollout
+        self.segments, self.parts, self.last = (*self.segments, *parts, segment), (), rollout
         left = max(min(self.policy_tokens_left, self.tokens_left), 0)
         turn = Turn(rollout.text, calls, len(self.played), rollout.finish_reason, left)
         self.played.append(PlayedTurn(turn, began=began, finished=finished))

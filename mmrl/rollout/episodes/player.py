@@ -83,7 +83,7 @@ class EpisodePlayer:
         Raises:
             EpisodeError: The environment cannot be made, or fails too often.
         """
-        round_ = _Round(self, sampler, tally, clock, event)
+        round_ = EpisodeRound(self, sampler, tally, clock, event)
         try:
             yield from round_.play(requests, seeds)
         except BaseException:
@@ -94,7 +94,7 @@ class EpisodePlayer:
             round_.close()
 
 
-class _Round:
+class EpisodeRound:
     """Episodes that share the sampler."""
 
     def __init__(
@@ -105,9 +105,10 @@ class _Round:
         self._groups: list[list[Episode]] = []
         self._sessions: dict[Episode, Session] = {}  # of episodes that are not over
         self._calls_left: dict[Episode, int] = {}
-        self._tickets: dict[int, Episode] = {}
+        self._tickets: dict[int, Episode] = {}  # of episodes that are not over
+        self._ticket_of: dict[Episode, int] = {}
         self._sampling: set[int] = set()
-        self._calls: dict[Future[Any], tuple[Episode, int | None]] = {}  # with the ticket; None for a score
+        self._calls: dict[Future[Any], tuple[Episode, bool]] = {}  # True for a score
 
     def play(self, requests: Sequence[SamplingRequest], seeds: Sequence[int]) -> Iterator[tuple[int, RolloutGroup]]:
         """Groups as they finish."""
@@ -144,20 +145,29 @@ class _Round:
 
     def _reset(self, requests: Sequence[SamplingRequest], seeds: Sequence[int]) -> None:
         """Begin all episodes, each group with one prompt."""
-        player = self._player
-        delay = answered_after(player.spec)
-        most_calls = 1 + player.limits.turns + bool(player.components)
-        for request, seed in zip(requests, seeds, strict=True):
-            row = request.prompt.prompt
-            bare = replace(request.prompt, prompt=replace(row, images=()))
-            group = [Episode(request, member, player.limits, delay, bare) for member in range(request.num_samples)]
-            self._groups.append(group)
-            self._sessions |= {episode: player.pool.open(row, seed) for episode in group}
-            self._calls_left |= dict.fromkeys(group, most_calls)
-        self._tally.possible += sum(self._calls_left.values())
+        self._groups = [self._open(request, seed) for request, seed in zip(requests, seeds, strict=True)]
         wait([session.opened for session in self._sessions.values()])
         for request, group in zip(requests, self._groups, strict=True):
             self._begin(request, group)
+
+    def _open(self, request: SamplingRequest, seed: int) -> list[Episode]:
+        """A group's episodes, whose environments begin in the background."""
+        player, row = self._player, request.prompt.prompt
+        delay, bare = answered_after(player.spec), replace(request.prompt, prompt=replace(row, images=()))
+        group = [Episode(request, member, player.limits, delay, bare) for member in range(request.num_samples)]
+        for episode in group:
+            self._take_in(episode, player.pool.open(row, seed), calls=0)
+        return group
+
+    def _take_in(self, episode: Episode, session: Session, *, calls: int) -> None:
+        """Note an episode that is not over.
+
+        Args:
+            calls: Calls that it has made.
+        """
+        self._sessions[episode] = session
+        self._calls_left[episode] = 1 + self._player.limits.turns + bool(self._player.components) - calls
+        self._tally.possible += self._calls_left[episode]
 
     def _begin(self, request: SamplingRequest, group: Sequence[Episode]) -> None:
         """Merge a group's first observation into its prompt; members that begin otherwise have failed."""
@@ -214,11 +224,12 @@ class _Round:
         return replace(found, prompt=replace(longer, images=()), images=images, epoch=encoded.epoch)
 
     def _submit(self) -> None:
-        """Begin to sample, for all episodes that have begun."""
-        episodes = list(self._sessions)
+        """Begin to sample, for all episodes that have begun and are not sampled yet."""
+        episodes = [episode for episode in self._sessions if episode not in self._ticket_of]
         tickets = self._sampler.submit([episode.turn_request() for episode in episodes]) if episodes else ()
-        self._tickets = dict(zip(tickets, episodes, strict=True))
-        self._sampling = set(tickets)
+        self._tickets |= zip(tickets, episodes, strict=True)
+        self._ticket_of |= zip(episodes, tickets, strict=True)
+        self._sampling.update(tickets)
 
     def _sample(self) -> bool:
         """True if something waits for an environment: the sampler, a part of its ranks, or the end of the round. Before
@@ -237,29 +248,29 @@ class _Round:
         (rollout,) = finished.group.rollouts
         turn = episode.take(rollout, self._player.encoder.calls(rollout.text), finished.began, finished.step)
         if episode.finish_reason is None:
-            self._calls[self._sessions[episode].step(turn)] = episode, ticket
+            self._call(episode, self._sessions[episode].step(turn))
         else:
-            self._end(episode, ticket)
+            self._end(episode)
 
     def _go_on(self) -> None:
         """Take in all answers that are there: each episode goes on with its next turn, is scored, or is left."""
         for future in [future for future in self._calls if future.done()]:
-            episode, ticket = self._calls.pop(future)
+            episode, is_score = self._calls.pop(future)
             try:
                 result = self._result(future, episode)
-                if ticket is None:
+                if is_score:
                     episode.components = result
                 else:
                     self._answered(episode, result)
             except CallFailed as failure:
                 self._fail(episode, failure)
-            if ticket is None:
+            if is_score:
                 self._leave(episode)
-            elif episode.finish_reason is None:
+            elif episode.finish_reason is not None:
+                self._end(episode)
+            elif (ticket := self._ticket_of.get(episode)) is not None:
                 self._sampler.answer(ticket, episode.turn_request())
                 self._sampling.add(ticket)
-            else:
-                self._end(episode, ticket)
 
     def _answered(self, episode: Episode, observation: ReceivedObservation) -> None:
         """Note an observation, and insert it unless the episode is over."""
@@ -275,14 +286,22 @@ class _Round:
         except DataError as error:
             raise CallFailed(f"answered with what the model cannot read: {error.what}") from error
 
-    def _end(self, episode: Episode, ticket: int) -> None:
+    def _end(self, episode: Episode) -> None:
         """End an episode at the sampler, and have it scored."""
-        del self._tickets[ticket]
-        self._sampler.answer(ticket, None)
+        if (ticket := self._ticket_of.get(episode)) is not None:
+            del self._tickets[ticket]
+            self._sampler.answer(ticket, None)
         if self._player.components and not episode.failure:
-            self._calls[self._sessions[episode].score()] = episode, None
+            self._score(episode)
         else:
             self._leave(episode)
+
+    def _score(self, episode: Episode) -> None:
+        self._call(episode, self._sessions[episode].score(), is_score=True)
+
+    def _call(self, episode: Episode, future: Future[Any], *, is_score: bool = False) -> None:
+        """Note a call that is under way."""
+        self._calls[future] = episode, is_score
 
     def _leave(self, episode: Episode) -> None:
         """Close an episode, which makes no more calls, unless that is done."""
@@ -304,6 +323,10 @@ class _Round:
         """
         episode.fail(failure.cause)
         self._leave(episode)
+        self._tell(episode, failure)
+        self._tally.fail(failure, episode.where)
+
+    def _tell(self, episode: Episode, failure: CallFailed) -> None:
         environment, prompt = self._player.spec.name, episode.prompt
         self._event(
             "environment_failed",
@@ -316,7 +339,6 @@ class _Round:
             cause=failure.cause,
             details=failure.details,
         )
-        self._tally.fail(failure, episode.where)
 
     def _wait(self) -> None:
         """Wait for an answer; not long, and on the clock, where it holds the sampler up."""

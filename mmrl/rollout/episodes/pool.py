@@ -11,7 +11,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -39,6 +39,7 @@ class Session:
         home: The process that has its environment; None before the first call.
         answered: Each turn that was answered, with the hash of the observation after it; first the one of ``reset``.
         failure: Its first one.
+        closed: Done when it has given back what it holds; None before ``close``.
     """
 
     number: int
@@ -49,6 +50,7 @@ class Session:
     home: EnvironmentProcess | None = None
     answered: list[tuple[Turn | None, str]] = field(default_factory=list)
     failure: CallFailed | None = None
+    closed: Future[Any] | None = None
 
     def step(self, turn: Turn) -> Future[ReceivedObservation]:
         """Have a turn answered."""
@@ -59,8 +61,9 @@ class Session:
         return self.lane.submit(lambda: self.lane.score(self))
 
     def close(self) -> None:
-        """Give back what it holds; nothing is asked after this."""
-        self.lane.leave(self)
+        """Give back what it holds; nothing is asked after this. A second time does nothing."""
+        if self.closed is None:
+            self.closed = self.lane.leave(self)
 
 
 class EnvironmentPool:
@@ -88,11 +91,20 @@ class EnvironmentPool:
 
     def open(self, prompt: Prompt, seed: int) -> Session:
         """Begin an episode, in the worker with the fewest."""
+        session = self.reopen(prompt, seed, ())
+        session.lane.submit(lambda: session.lane.play(session, None), session.opened)
+        return session
+
+    def reopen(self, prompt: Prompt, seed: int, answered: Sequence[tuple[Turn | None, str]]) -> Session:
+        """Go on with an episode that was played by other workers: they play it again before its next call.
+
+        Args:
+            answered: As ``Session.answered``.
+        """
         lane = min(self._lanes, key=lambda lane: lane.num_sessions)
         lane.num_sessions += 1
-        session = Session(self._count, prompt, seed, lane)
+        session = Session(self._count, prompt, seed, lane, answered=list(answered))
         self._count += 1
-        lane.submit(lambda: lane.play(session, None), session.opened)
         return session
 
     def close(self) -> None:
@@ -147,11 +159,14 @@ class _Lane:
         self._jobs.put(_Job(run, future))
         return future
 
-    def leave(self, session: Session) -> None:
+    def leave(self, session: Session) -> Future[Any]:
         """Close an episode after its calls so far."""
         self.num_sessions -= 1
         if not self._is_closed:
-            self.submit(lambda: self._close(session))
+            return self.submit(lambda: self._close(session))
+        done: Future[Any] = Future()
+        done.set_result(None)
+        return done
 
     def play(self, session: Session, turn: Turn | None) -> ReceivedObservation:
         """The observation after a turn; the first one if that is None."""
