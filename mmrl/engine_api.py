@@ -103,7 +103,9 @@ class Sampler(Protocol):
         try:
             left = {ticket: index for index, ticket in enumerate(self.submit(requests))}
             while left:
-                for finished in self.poll().finished:
+                news = self.poll()
+                assert not news.stopped, "requests that are sampled to their ends do not go by a stop"
+                for finished in news.finished:
                     yield left.pop(finished.ticket), finished.group
         finally:
             self.drop()

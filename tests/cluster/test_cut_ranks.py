@@ -10,17 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mmrl.engine.network.family import FAMILIES
 from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import Cut, Polled, Sampler, SamplingRequest
 from mmrl.types import Rollout, Sample
 from mmrl_algorithms.grpo import GRPO
 from tests.cluster.test_family_ranks import rows_of
 from tests.engine import episodes
-from tests.proofs import families, has
+from tests.proofs import has
 
 pytestmark = pytest.mark.full
 CACHE = {"engine": {"kv_cache_memory_bytes": 2**26}}
 TOKENS = 12
+TRIED = ("internvl", "qwen3_moe", "qwen2_5_vl")
 
 
 @contextmanager
@@ -99,7 +101,13 @@ def mean_gap(found: Any, expected: Any) -> float:
     return float(np.abs(found - expected).mean())
 
 
-@pytest.mark.parametrize("family", [*families("vllm", sweep=pytest.mark.slow), "qwen3_5"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("internvl", "qwen3_moe", "qwen3_5"),  # tests/engine/test_vllm_cuts.py has qwen2_5_vl
+        *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if has(name, "vllm") and name not in TRIED),
+    ],
+)
 def test_a_family_goes_on_under_other_weights_with_the_log_probs_of_both(family, bench, group):
     """Linear attention in bfloat16, and without a prefix cache, as vLLM has it on a CPU."""
     setting, bound = bench(family), 3e-5 if has(family, "vllm") else 3e-3

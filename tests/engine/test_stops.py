@@ -223,6 +223,16 @@ def test_what_is_submitted_in_between_and_what_is_answered_eagerly_cannot_be_sto
             sampler.submit([other])
 
 
+def test_requests_are_not_sampled_to_their_ends_at_a_stop_but_after_the_cut(sampler):
+    sampler.submit([member("a", 3)])
+    sampler.stop_after(2, 0)
+    until_stop(sampler)
+    plain = replace(member("b", 4), may_be_cut=False)
+    with pytest.raises(AssertionError, match="do not go by a stop"):
+        list(sampler.generate([plain]))
+    assert [index for index, _ in sampler.generate([plain])] == [0]  # all was given up
+
+
 def test_a_sampler_that_samples_each_request_to_its_end_refuses_a_stop():
     class Whole(OneByOneSampler):
         def _group(self, request: SamplingRequest) -> RolloutGroup:
