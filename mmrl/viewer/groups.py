@@ -88,8 +88,19 @@ def _tokens(record: Mapping[str, Any], vocabulary: Vocabulary) -> Document:
         **({} if texts is None else {"text": texts}),
         "ids": ids,
         "mask": mask.tolist(),
+        **_versions(record, mask),
         **{name: _short(values) for name, values in found.items() if values is not None},
     }
+
+
+def _versions(record: Mapping[str, Any], mask: Any) -> Document:
+    """The weights that sampled each token, null for what they did not write; nothing where they are one version."""
+    segments = record.get("segments") or ()
+    counts, own = [each["tokens"] for each in segments], [each["weight_version"] for each in segments]
+    versions = np.repeat([record["weight_version"] if each is None else each for each in own], counts)
+    if len(versions) != len(mask) or len(np.unique(versions[mask])) < 2:
+        return {}
+    return {"version": [int(version) if is_own else None for version, is_own in zip(versions, mask, strict=True)]}
 
 
 def _numbers(record: Mapping[str, Any], name: str, mask: Any) -> Any:

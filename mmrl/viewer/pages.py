@@ -20,6 +20,7 @@ from mmrl.viewer.groups import group_document
 from mmrl.viewer.history import events_document, ledger_document, metrics_document, run_document
 from mmrl.viewer.overview import overview_document
 from mmrl.viewer.steps import evaluations_document, prompt_document, search, step_document
+from mmrl.viewer.timeline import timeline_document
 
 _NUMBER = "[0-9]{1,9}"
 _SET = "[A-Za-z][A-Za-z0-9_-]*"
@@ -38,6 +39,7 @@ def _without_query(make: Callable[..., Document]) -> Callable[..., Document]:
 _DOCUMENTS: Mapping[str, Callable[..., Document]] = {
     "": _without_query(run_document),
     "/metrics": _without_query(metrics_document),
+    "/timeline": _without_query(timeline_document),
     "/events": _without_query(events_document),
     "/ledger": _without_query(ledger_document),
     "/evaluations": _without_query(evaluations_document),
@@ -63,7 +65,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
 MODULES = (
     "text", "elements", "documents", "addresses", "charts", "lines", "tables", "runs", "bands", "curves", "members",
     "filters", "images", "step_tables", "frame", "step", "tokens", "episodes", "differences", "pair", "group",
-    "prompt", "plots", "evaluations", "overview", "comparison", "about", "home", "keys", "live", "start",
+    "prompt", "plots", "evaluations", "overview", "comparison", "timeline", "about", "home", "keys", "live", "start",
 )  # fmt: skip
 """The page's modules of JavaScript, each after those that it imports. No two declare the same name."""
 

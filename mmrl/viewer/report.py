@@ -132,7 +132,7 @@ def _add_histories(report: PageReport, pages: Pages, readable: Sequence[int], ma
     curves, every = thinned(curves, int(report.room * (_CURVES if len(pages.runs) > 1 else 1)))
     if every > 1:
         report.left_out.append(f"curves: one step of {every}, the last one, and those of rare metrics are inside")
-    for name in ("metrics", "events", "evaluations", "ledger"):
+    for name in ("metrics", "timeline", "events", "evaluations", "ledger"):
         resources = [f"run/{number}/{name}" for number in held]
         if name == "evaluations":
             resources += [f"run/{number}/{name}/{each}" for number in held for each in pages.runs[number].sets]

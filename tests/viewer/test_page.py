@@ -222,7 +222,7 @@ def test_evaluations_are_shown_beside_those_with_blank_pictures(viewer: Viewer) 
 
 def test_about_has_config_with_origins_attempts_events_ledger_environment_and_seconds(viewer: Viewer) -> None:
     viewer.open("run/0/about")
-    headings = ["Attempts", "Config", "Seconds by phase", "Events", "Ledger", "Environment"]
+    headings = ["Attempts", "Config", "Seconds by phase", "Time line", "Events", "Ledger", "Environment"]
     assert viewer.texts("#main section > h2") == headings
     text = viewer.text()
     assert "learner.lr: 0.01 -> 0.001" in text and "stopped by SIGTERM" in text

@@ -75,7 +75,11 @@ def test_it_holds_the_documents_that_the_server_answers(run: Path, whole: Opened
     groups = [
         f"{step}/group/{group}" for step, count in zip(steps, (5, 5, 3, 3), strict=True) for group in range(count)
     ]
-    history = ["runs", "run/0", *(f"run/0/{name}" for name in ("metrics", "events", "evaluations", "ledger"))]
+    history = [
+        "runs",
+        "run/0",
+        *(f"run/0/{name}" for name in ("metrics", "timeline", "events", "evaluations", "ledger")),
+    ]
     assert set(documents) == {*history, *steps, *groups}
     for resource, document in documents.items():
         assert document == json.loads(json.dumps(pages.document(resource))), resource
@@ -134,18 +138,18 @@ def test_it_is_no_larger_than_it_may_be_and_says_what_it_leaves_out(run: Path, w
         sizes.append(len(text.encode()) / (size * limit))
         held.append(len(report.documents))
         data = Opened(text).data
-        assert data["left_out"] == report.left_out and (report.left_out or len(report.documents) == 26)
+        assert data["left_out"] == report.left_out and (report.left_out or len(report.documents) == 27)
         groups = sum("/group/" in name for name in data["documents"])
         told = sum(int(number) for each in report.left_out for number in re.findall(r"(\d+) of \d+ groups", each))
         tables = sum("its table" in each for each in report.left_out)
         assert groups + told == 16 or tables
-    assert max(sizes) <= 1 and held[0] < held[6] < held[-1] == len(whole.data["documents"]) == 26
+    assert max(sizes) <= 1 and held[0] < held[6] < held[-1] == len(whole.data["documents"]) == 27
     with pytest.raises(ConfigError, match="no room for the run"):
         make_report([run], max_mb=0.05)
 
 
 def test_each_step_shows_some_groups_before_one_shows_all(run: Path, whole: Opened) -> None:
-    documents = make_report([run], max_mb=len(whole.text.encode()) * 0.85 / 1e6).documents
+    documents = make_report([run], max_mb=len(whole.text.encode()) * 0.86 / 1e6).documents
     groups = [name.split("/")[3] for name in documents if "/group/" in name and "/step/" in name]
     counts = {step: groups.count(step) for step in ("1", "2")}
     assert min(counts.values()) >= 1 and max(counts.values()) < 5 and abs(counts["1"] - counts["2"]) <= 1

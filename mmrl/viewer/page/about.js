@@ -7,12 +7,14 @@ import { choice, control, el, fold, heading, inLine, later, link, quiet, section
 import { redrawn } from "./frame.js";
 import { LIVE, nearest, pointsOf, recordedOf } from "./runs.js";
 import { facts, table } from "./tables.js";
+import { timelineNode } from "./timeline.js";
 import { counted, distinct, durationText, mean, number, percent, plain, timeText, valueText } from "./text.js";
 
 export async function aboutPage(run) {
-  const [info, metrics, events, ledger] = await Promise.all([
+  const [info, metrics, timeline, events, ledger] = await Promise.all([
     load(`run/${run}`),
     loadOr(`run/${run}/metrics`, { steps: [], curves: {} }),
+    loadOr(`run/${run}/timeline`, { steps: [] }),
     loadOr(`run/${run}/events`, []),
     loadOr(`run/${run}/ledger`, []),
   ]);
@@ -27,6 +29,7 @@ export async function aboutPage(run) {
       attemptsNode(info),
       configNode(info),
       phasesNode(metrics),
+      timelineNode(timeline),
       eventsNode(run, info, events),
       ledgerNode(ledger),
       environmentNode(info),
@@ -142,6 +145,8 @@ const BESIDE = new Set([
   "perf/environment_s",
   "perf/environment_wait_s",
   "perf/monitor_s",
+  "perf/gather_s",
+  "perf/queued_s",
 ]);
 
 function phasesNode(metrics) {

@@ -152,9 +152,13 @@ export function tokenFlow(member, name, shade, details, { label = "Tokens", shar
   const count = countOf(member);
   const turns = turnsOf(member);
   const nodes = [];
+  let before = null;
   for (let i = 0; i < count; i++) {
     const turn = turns?.[i];
     if (turn !== undefined && turn !== turns[i - 1]) nodes.push(el("span", { class: "turn-mark" }, `turn ${turn + 1}`));
+    const version = tokens.version?.[i] ?? null;
+    if (version !== null && version !== before) nodes.push(versionMark(version));
+    before = version ?? before;
     nodes.push(tokenNode(tokens, i, name, shade, shared?.[i] === false));
   }
   const flow = el("div", { class: "tokens text mono", dir: "ltr", role: "group", "aria-label": label }, nodes);
@@ -165,6 +169,12 @@ export function tokenFlow(member, name, shade, details, { label = "Tokens", shar
   flow.addEventListener("click", (event) => at(event.target)?.focus());
   flow.addEventListener("keydown", (event) => moveToken(flow, event, at(event.target)));
   return flow;
+}
+
+/** Where tokens of other weights begin: a turn that went on in a later step, or a turn of later weights. */
+function versionMark(version) {
+  const title = "the version of the weights that sampled what follows";
+  return el("span", { class: "tag version-mark", title }, `v${number(version)}`);
 }
 
 function tokenNode(tokens, i, name, shade, isAlone) {
@@ -209,6 +219,7 @@ function showToken(flow, member, i, details, shared) {
     ["text", el("span", { class: "mono token" }, tokenText(pieceOf(tokens, i)))],
     ["id", String(tokens.ids?.[i] ?? "–")],
     ["turn", turn === undefined ? null : String(turn + 1)],
+    ["weights", typeof tokens.version?.[i] === "number" ? `version ${number(tokens.version[i])}` : null],
     ["by", tokens.mask?.[i] === false ? "environment" : isGiven(member) ? "dataset" : "policy"],
     ["in the other one", shared ? (shared[i] ? "yes" : "no") : null],
     ...quantitiesOf(member).map((name) => [QUANTITIES[name].title, exact(tokens[name][i])]),
