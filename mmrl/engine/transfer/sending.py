@@ -16,8 +16,8 @@ from mmrl.engine.transfer.snapshot import Snapshot, Snapshots, as_mapping, check
 from mmrl.engine.transfer.weights_group import ROOT, WeightsGroup, awaited, client_of, told
 from mmrl.system import failpoints
 
-LOOK_S = 0.5
-"""Seconds between two looks whether the process ends, and whether an order was left out."""
+LOOK_S = 0.02
+"""Seconds between two looks for an order."""
 
 
 class WeightsSender:
@@ -46,20 +46,17 @@ class WeightsSender:
     def stop(self) -> None:
         """Answer no more orders."""
         self._ends.set()
-        self._thread.join(2 * LOOK_S)
+        self._thread.join(1.0)
 
     def _serve(self) -> None:
         number = 0
         while not self._ends.is_set():
-            try:
-                order = awaited(self._store, order_key(number), LOOK_S)
-                if order is None:  # a rank may have ended before it gave its order, and the next one has another number
-                    number += bool(self._store.check([order_key(number + 1)]))
-                    continue
-            except RuntimeError:  # the store ends with this process
-                return
-            number += 1
-            self._answer(Order(**order))
+            if self._store.check([order_key(number)]):
+                self._answer(Order(**awaited(self._store, order_key(number))))
+            elif not self._store.check([order_key(number + 1)]):
+                self._ends.wait(LOOK_S)
+                continue
+            number += 1  # a rank may have ended before it gave its order, and the next one has another number
 
     def _answer(self, order: Order) -> None:
         try:

@@ -84,14 +84,14 @@ def client_of(address: str, port: int) -> Any:
     return store(address, port, is_master=False, timeout=patience)
 
 
-def awaited(store: Any, key: str, seconds: float | None = None) -> Any:
+def awaited(store: Any, key: str) -> Any:
     """The object at a key, when it is there; None if it does not come within the time.
 
     Raises:
         RuntimeError: The store is gone.
     """
     try:
-        store.wait([key], timedelta(seconds=WAIT_S if seconds is None else seconds))
+        store.wait([key], timedelta(seconds=WAIT_S))
     except torch.distributed.DistStoreError:
         return None
     return json.loads(store.get(key))
