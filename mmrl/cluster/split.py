@@ -77,14 +77,12 @@ class SplitEngine(Engine):
 
     @contextmanager
     def sampling(self, version: int | None = None) -> Iterator[Sampler]:
-        self._bring(self.publish() if version is None else version)
-        try:
+        version = self.publish() if version is None else version
+        with self._replacing():
+            self._bring(version)
             with self._samplers.sampling() as sampler:
                 yield sampler
             self._memory_bytes_max = self._samplers.memory_bytes_max()
-        except RankLostError as error:
-            self._replace_lost(error)
-            raise SamplersRestarted(f"{error.what}; its ranks run again", where=error.where) from error
 
     def learning(self) -> AbstractContextManager[Learner]:
         return self._learners.learning()
@@ -94,9 +92,10 @@ class SplitEngine(Engine):
         for group in (self._learners, self._samplers):
             own = [[ref for prompt in shown for ref in prompt.images]] * len(group.nodes)
             send_images(group.ask, group.media, group.nodes, own)
-        self._bring(self.publish())
-        learned = self._learners.all("look", shown)
-        found = self._samplers.all("inspect_sampler", shown, learned)
+        version, learned = self.publish(), self._learners.all("look", shown)
+        with self._replacing():
+            self._bring(version)
+            found = self._samplers.all("inspect_sampler", shown, learned)
         copies = [held for held, _ in found[:: self._samplers.ranks_together]]
         compared = self._learners.all("compare_weights", each=[copies, *([] for _ in self._learners.nodes[1:])])
         sights = [reports[i : i + len(shown)] for _, reports in found for i in range(0, len(reports), len(shown) or 1)]
@@ -141,22 +140,15 @@ class SplitEngine(Engine):
         self._ranks.close(folders, wait=not (self._learners.failed or self._samplers.failed))
 
     def _bring(self, version: int) -> None:
-        """Let the ranks that sample have a version, and start those again that are lost meanwhile, or were before.
+        """Let the ranks that sample have a version.
 
         Raises:
-            RankLostError: A rank that learns is lost, or it is not known which one.
+            RankLostError: A rank of either side is lost, or it is not known which one.
         """
-        while True:
-            try:
-                if (loss := self._samplers.loss()) is not None:
-                    raise loss
-                if self._held != version:
-                    self._order(version)
-                return
-            except RankLostError as error:
-                self._replace_lost(error)
-
-    def _order(self, version: int) -> None:
+        if (loss := self._samplers.loss()) is not None:  # it ended while it had nothing to do
+            raise loss
+        if self._held == version:
+            return
         order = Order(self._orders, self._generation, version, keeps_from=version)
         self._orders += 1
         self._held = None
@@ -192,28 +184,41 @@ class SplitEngine(Engine):
         wait([side.abandoned for side in sides], timeout=CAUSE_S, return_when=FIRST_COMPLETED)
         return next((loss for side in sides if (loss := side.loss())), errors[0])
 
-    def _replace_lost(self, error: RankLostError) -> None:
+    @contextmanager
+    def _replacing(self) -> Iterator[None]:
+        """Start ranks that sample again if the block fails as some of them are lost; it is to be done again then.
+
+        Raises:
+            SamplersRestarted: All of them are there again.
+            RankLostError: None of them is lost, they may not be started again, or they cannot be.
+        """
+        try:
+            yield
+        except RankLostError as error:
+            # A call may tell of the loss before the node's guard does.
+            loss = None if self._learners.loss() else self._samplers.loss(CAUSE_S)
+            if not isinstance(loss, (DeadRankError, LateRanksError)) or not self._restarts_left:
+                raise
+            self._restarts_left -= 1
+            try:
+                self._replace(loss)
+            except ResourceError as failure:
+                raise error from failure
+            what = f"{loss.what}; what shares its weights was started again, and samples anew"
+            raise SamplersRestarted(what, where=loss.where) from error
+
+    def _replace(self, loss: DeadRankError | LateRanksError) -> None:
         """Start lost ranks that sample again; returns when all of them are there.
 
         Raises:
-            RankLostError: The error, if no rank that samples is lost, if they may not be started again, or if they
-                cannot be.
+            ResourceError: They cannot be.
         """
-        loss = self._samplers.loss()
-        if loss is None or self._learners.loss() is not None or not isinstance(loss, (DeadRankError, LateRanksError)):
-            raise error
-        if not self._restarts_left:
-            raise error
-        self._restarts_left -= 1
         lost = loss.ranks if isinstance(loss, LateRanksError) else [loss.rank]
         left = plural(self._restarts_left, "restart")
         self._progress(f"{loss.what}: what shares its weights starts again, and the learner goes on ({left} left)")
         self._held = None
         self._generation += 1
-        try:
-            self._samplers = self._start_again(self._samplers, self._with_others(lost))
-        except ResourceError as failure:
-            raise error from failure
+        self._samplers = self._start_again(self._samplers, self._with_others(lost))
 
     def _with_others(self, lost: Sequence[int]) -> list[int]:
         """Lost ranks with those that share their copies of the weights, and others that do not give up their work."""

@@ -15,6 +15,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from mmrl.cluster import ray_ranks
@@ -25,8 +26,12 @@ from mmrl.cluster.ranks import RankLocation, rank_names, verb_of
 from mmrl.config.cluster import ClusterConfig
 from mmrl.engine import device
 from mmrl.errors import MMRLError
+from mmrl.system import failpoints
 from mmrl.system.worker_process import python
 from tests.warm_workers import ROOT, Template
+
+KILL_AT = Path("kill_at")
+"""A file of the working folder that names a point of the code, a number and a marker: see ``KillAt``."""
 
 
 class RankProcess:
@@ -202,12 +207,31 @@ def serve() -> None:
     os._exit(0)  # the template's libraries have nothing to finish here
 
 
+class KillAt:
+    """Kills this process, and no later one, when it reaches a point of the code for the n-th time.
+
+    Args:
+        marker: A file that says that it is done.
+    """
+
+    def __init__(self, point: str, count: str, marker: str) -> None:
+        self._point, self._left, self._marker = point, int(count), Path(marker)
+
+    def __call__(self, point: str) -> None:
+        self._left -= point == self._point
+        if point == self._point and self._left == 0 and not self._marker.exists():
+            self._marker.write_text(point)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def answer(pipe: Any, environment: Mapping[str, str]) -> None:
     """Answer the driver's calls until it hangs up."""
     os.environ.update(environment)  # before torch is imported
     from mmrl.cluster.worker import RankWorker
 
     worker = RankWorker()
+    if KILL_AT.exists():
+        failpoints.inject = KillAt(*KILL_AT.read_text().split())
     while True:
         try:
             method, args = pickle.loads(pipe.recv_bytes())

@@ -13,6 +13,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from mmrl.types import RawImage
+from tests.cluster.process_ranks import KILL_AT
+from tests.faults.comparison import compare
 
 pytestmark = pytest.mark.full
 
@@ -64,9 +66,12 @@ def trained(folder: Path, warm_mmrl: Callable[..., Any]) -> Callable[..., Path]:
     """A run of a config on ranks that are forks; each is carried out once."""
 
     @functools.cache
-    def train(config: str, *settings: str) -> Path:
-        name = hashlib.sha256(" ".join((config, *settings)).encode()).hexdigest()[:8]
+    def train(config: str, *settings: str, kill_at: str = "") -> Path:
+        name = "run-" + hashlib.sha256(repr((config, settings, kill_at)).encode()).hexdigest()[:8]
+        if kill_at:
+            (folder / KILL_AT).write_text(kill_at)
         done = warm_mmrl("train", f"{config}.yaml", f"trainer.run_dir={name}", *settings, folder=folder)
+        (folder / KILL_AT).unlink(missing_ok=True)
         assert done.returncode == 0, done.stderr
         return folder / name
 
@@ -74,9 +79,10 @@ def trained(folder: Path, warm_mmrl: Callable[..., Any]) -> Callable[..., Path]:
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a history without times."""
+    """The lines of a history, without what tells of time and place."""
     found = [json.loads(line) for line in path.read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith("perf/") and k not in ("time", "ts")} for line in found]
+    others = ("perf/", "staleness/", "time", "attempt")
+    return [{key: value for key, value in line.items() if not key.startswith(others)} for line in found]
 
 
 def assert_same(one: Path, other: Path) -> None:
@@ -93,9 +99,61 @@ def assert_same(one: Path, other: Path) -> None:
         assert all((found[key] == expected[key]).all() for key in found)
 
 
-@pytest.mark.parametrize("config", ["text", "images"])
-def test_ranks_apart_write_what_one_rank_writes(config: str, trained: Callable[..., Path]) -> None:
-    assert_same(trained(config, *APART), trained(config, *ONE))
+TWO = ("cluster.name=ray", "cluster.ranks=2", "sampler.tensor_parallel_size=2", "learner.zero_stage=3")
+TWO_APART = ("cluster.name=ray", "cluster.sampler_ranks=2", "cluster.learner_ranks=2", *TWO[2:])
+LAYOUTS = {
+    "text": ("text", APART, ONE),
+    "images": ("images", APART, ONE),
+    "two that share each": ("images", TWO_APART, TWO),
+    "three samplers": ("text", ("cluster.name=ray", "cluster.sampler_ranks=3", "cluster.learner_ranks=1"), ONE),
+}
+"""A config, the settings of ranks apart, and those of ranks that take turns and sample the same: the ``hf`` sampler has
+requests one by one, so there the number of samplers does not matter."""
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(each, marks=[pytest.mark.slow] * each.startswith("two")) for each in LAYOUTS]
+)
+def test_ranks_apart_write_what_ranks_that_take_turns_write(layout: str, trained: Callable[..., Path]) -> None:
+    config, apart, together = LAYOUTS[layout]
+    assert_same(trained(config, *apart), trained(config, *together))
+
+
+KILLS = {
+    "while it samples": ("rank.advance 9", "images", APART),
+    "in the middle of a sync": ("weights.receive 3", "text", APART),
+    "one of two that share weights": ("rank.advance 9", "images", TWO_APART),
+}
+"""A point of the code and the time at which a rank that samples is killed there, a config, and the ranks."""
+
+
+@pytest.mark.parametrize(
+    "kill", [pytest.param(each, marks=[pytest.mark.slow] * each.startswith("one of two")) for each in KILLS]
+)
+def test_a_sampler_that_is_killed_starts_again_alone_and_the_files_are_the_same(
+    kill: str, trained: Callable[..., Path], tmp_path: Path
+) -> None:
+    place, config, apart = KILLS[kill]
+    broken = trained(config, *apart, "trainer.max_restarts=1", kill_at=f"{place} {tmp_path / 'marker'}")
+    assert (tmp_path / "marker").exists()
+    assert_same(broken, trained(config, *apart))
+    events = [json.loads(line) for line in (broken / "events.jsonl").read_text().splitlines()]
+    (restart,) = [event for event in events if event["kind"] == "restart"]
+    assert "sampler rank " in restart["message"] and " is gone: " in restart["message"]
+    attempts = [json.loads(line) for line in (broken / "attempts.jsonl").read_text().splitlines()]
+    assert [attempt["exit_code"] for attempt in attempts if "exit_code" in attempt] == [0]  # the run's only one
+
+
+def test_a_learner_that_dies_in_the_middle_of_a_sync_takes_the_run_back_to_its_checkpoint(
+    trained: Callable[..., Path], tmp_path: Path
+) -> None:
+    broken = trained("text", *APART, "trainer.max_restarts=1", kill_at=f"weights.send 3 {tmp_path / 'marker'}")
+    assert not compare(broken, trained("text", *APART), same_checkpoints=False)
+    events = [json.loads(line) for line in (broken / "events.jsonl").read_text().splitlines()]
+    (restart,) = [event for event in events if event["kind"] == "restart"]
+    assert "learner rank 0 is gone: " in restart["message"]
+    attempts = [json.loads(line) for line in (broken / "attempts.jsonl").read_text().splitlines()]
+    assert [attempt["exit_code"] for attempt in attempts if "exit_code" in attempt] == [5, 0]
 
 
 def test_the_record_says_which_rank_is_on_which_side(trained: Callable[..., Path]) -> None:
