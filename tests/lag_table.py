@@ -79,7 +79,7 @@ def refusal(algorithm: Algorithm, asked: Mapping[str, Any]) -> str:
         check_asynchrony(config, algorithm, algorithm.needs(), SOURCES[algorithm.source])
     except ConfigError as error:
         what = error.what.removeprefix("algorithm 'grpo' ").partition(", and ")[0].partition(":")[0]
-        return "" if what.endswith("not served yet") else f"refused: {what}"
+        return f"refused: {what}"
     return ""
 
 

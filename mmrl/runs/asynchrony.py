@@ -70,8 +70,3 @@ def _check_partial(config: Config, needs: Needs) -> None:
             possible="sampler.partial: null; an algorithm whose completions are all sampled alike",
             remedy="remove sampler.partial, or choose another algorithm",
         )
-    raise ConfigError(
-        "rollouts that are sampled in parts are not served yet",
-        where="sampler.partial",
-        remedy="remove sampler.partial",
-    )

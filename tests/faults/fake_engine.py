@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmrl.config.sections import Config
-from mmrl.engine.sampler.admissions import OneByOneSampler, continued
+from mmrl.engine.sampler.admissions import OneByOneSampler, continued, turn_ids
 from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import Learner, NetworkFiles, SamplingRequest, UpdateResult, Way
 from mmrl.errors import MMRLError
@@ -105,7 +105,7 @@ class FakeEngine(OneByOneSampler, Learner):
             ids.append(int(weights.argmax() if greedy else rng.choice(len(LETTERS), p=weights / weights.sum())))
         logprobs = logprobs_PV[(before + np.arange(len(ids))) % POSITIONS, ids]
         segment = Segment(np.array(ids, np.int32), True, logprobs)
-        text = "".join(LETTERS[i] for i in ids).rstrip(".")
+        text = "".join(LETTERS[i] for i in turn_ids(request, segment.token_ids)).rstrip(".")
         reason: Any = "stop" if 0 in ids else "length"
         facts: dict[str, Any] = {"text": text, "finish_reason": reason, "weight_version": self.updates}
         return continued(request, member, segment, **facts)
@@ -223,4 +223,11 @@ def start_engine(spec: EngineSpec, **options: Any) -> FakeEngine:
         from tests.faults.split_engine import SplitFakeEngine
 
         return SplitFakeEngine(spec.config, spec.algorithm, spec.checkpoint)
+    if spec.config.sampler.partial is not None:
+        from tests.faults.letter_steps import LetterSteps
+
+        class InParts(LetterSteps, FakeEngine):
+            """Writes a letter a step."""
+
+        return InParts(spec.config, spec.algorithm, spec.checkpoint)
     return FakeEngine(spec.config, spec.algorithm, spec.checkpoint)

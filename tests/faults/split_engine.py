@@ -21,6 +21,7 @@ from mmrl.interfaces import Algorithm
 from mmrl.system import failpoints
 from mmrl.types import RolloutGroup
 from tests.faults.fake_engine import FakeEngine
+from tests.faults.letter_steps import LetterSteps
 
 SLEEPS = "FAKE_SLEEPS_S"
 """The environment variable with the longest sleep of a call in seconds; each call sleeps another time, in each run."""
@@ -50,6 +51,10 @@ class TableSampler(OneByOneSampler):
         return FakeEngine._group(self, request)  # type: ignore[arg-type]
 
     _rollout = FakeEngine._rollout
+
+
+class InParts(LetterSteps, TableSampler):
+    """Writes a letter a step."""
 
 
 class SplitFakeEngine(FakeEngine):
@@ -84,7 +89,8 @@ class SplitFakeEngine(FakeEngine):
             version = self.publish() if version is None else version
             assert version >= max(self.taken, default=-1), "a sampler never goes back"
             self.taken.append(version)
-            sampler = TableSampler(self._config, self.kept[version], version)
+            kind = TableSampler if self._config.sampler.partial is None else InParts
+            sampler = kind(self._config, self.kept[version], version)
             for older in [each for each in self.kept if each < version]:
                 del self.kept[older]
             try:

@@ -33,11 +33,13 @@ NOT_RECORDED = (
         "critic/grad_norm",
         ROUTERS_LOSS,
         "mismatch/rerouted_",
+        "mismatch/probe_",
+        "staleness/",
     ),
     *("episode/failed_calls_fraction", ADAPTER_KEPT),
 )
-"""Metrics that no record gives: clocks, rows that are left out, other rollouts, monitors, gradients, routers, failed
-calls, weights. (``*_failed_fraction`` and ``views/*_strength`` are others.)"""
+"""Metrics that no record gives: clocks, rows that are left out, other rollouts, monitors, gradients, routers, probes,
+the learner's version, failed calls, weights. (``*_failed_fraction`` and ``views/*_strength`` are others.)"""
 
 
 @dataclass(frozen=True, slots=True)
