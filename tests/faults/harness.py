@@ -34,7 +34,7 @@ MODULE = (sys.executable, "-m", "tests.faults.harness")
 TRACED = tuple(f"{os.sep}mmrl{os.sep}{name}.py".replace("/", os.sep) for name in (
     "commands/train", "rollout/collector", "runs/checkpoints", "runs/directory", "runs/disk", "runs/files",
     "runs/session", "runs/start", "system/signals", "step/check", "step/loop", "step/updates",
-    "step/learn",
+    "step/learn", "step/queue",
 ))  # fmt: skip
 """The files whose lines are places for a blow."""
 PACKAGES = (
@@ -302,7 +302,7 @@ def _attend(pid: int, blow: Sequence[Any] | None) -> Request:
         "status": code,
         "seconds": now - began,
         "after": None if struck is None else now - struck,
-        "handled": handled or at[0] == "line",
+        "handled": handled or at[0] in ("line", "point"),
         "orphans": _orphans(),
     }
 

@@ -59,6 +59,21 @@ FAKE: Mapping[str, Mapping[str, Any]] = {
         "trainer": {"save_every": 1},
     },
 }
+_APART = {"name": "ray", "sampler_ranks": 1, "learner_ranks": 1}
+BEHIND: Mapping[str, Mapping[str, Any]] = {
+    "behind": {
+        "algorithm": {"name": "grpo", "kl": {"coef": 0.05}},
+        "cluster": _APART,
+        "learner": {"minibatches": 2},
+        "trainer": {"save_every": 1, "staleness": 2, "on_mismatch": "warn"},
+    },
+    "behind_dapo": {
+        **FAKE["dapo"],
+        "cluster": _APART,
+        "trainer": {**FAKE["dapo"]["trainer"], "eval_every": 3, "staleness": 1, "on_mismatch": "warn"},
+    },
+}
+"""Runs whose sampler is behind its learner: their checkpoints hold batches."""
 SLOW_TOOLS = {  # a tool takes up to 0.3 s, in each run another time
     "environment": {
         "name": f"{ENVIRONMENT}:SlowTools",
@@ -336,7 +351,7 @@ def sweep_all(arguments: argparse.Namespace, folder: Path, rng: np.random.Genera
     sweeps = []
     with Nursery(folder, model) as nursery:
         fake = arguments.random or arguments.lines or arguments.signals or arguments.cold or not arguments.no_points
-        for name, sections in {**FAKE, **COMPARED, **EPISODES}.items() if fake else ():
+        for name, sections in {**FAKE, **BEHIND, **COMPARED, **EPISODES}.items() if fake else ():
             sweeps.append(Sweep(nursery, write_config(folder, model, name, sections)))
             sweeps[-1].begin()
         for sweep in sweeps if not arguments.no_points else ():

@@ -16,6 +16,7 @@ from mmrl.rollout.records import read_rollouts
 from tests.faults.comparison import metrics
 from tests.faults.harness import Blow, Nursery
 from tests.faults.kill_sweep import (
+    BEHIND,
     COMPARED,
     CRITICS,
     EPISODES,
@@ -134,6 +135,25 @@ def test_episodes_repeat_whatever_their_tools_take_also_after_four_kills(
         points = (("rollouts.begin", 1), ("checkpoint.renamed", 2), ("rollouts.renamed", 1))
         blows = [Blow(at=("point", *point)) for point in points]
         assert check(sweep, *blows, Blow(at=("s", 0.2 * sweep.seconds))) == 4
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full if name == "behind" else pytest.mark.slow) for name in BEHIND]
+)
+def test_a_kill_of_a_run_whose_sampler_is_behind_changes_nothing(
+    fakes: Nursery, tmp_path: Path, models: Callable[[str], Path], name: str
+) -> None:
+    """In the thread that samples; while weights are published; between two updates; while a checkpoint is written, and
+    before it is complete; and by a signal, which waits for the batches of the last whole step."""
+    sweep = Sweep(fakes, write_config(tmp_path, models("qwen2"), name, BEHIND[name]))
+    sweep.begin()
+    assert not sweep.failures, "\n".join(sweep.failures)
+    points = ("fake.sample", 18), ("fake.publish", 2), ("fake.update", 1), ("checkpoint.filled", 1), ("save.part", 1)
+    blows = [Blow(at=("point", *point)) for point in points]
+    assert check(sweep, *blows) == len(blows)
+    lines = np.random.default_rng(7).uniform(0.3, 0.9, 2) * sweep.lines
+    assert check(sweep, *(Blow(signal.SIGTERM, ("line", int(line))) for line in sorted(lines)[:1]))
+    assert check(sweep, Blow(signal.SIGTERM, ("point", "fake.sample", 21)), Blow(at=("line", int(lines[1] / 2))))
 
 
 @pytest.mark.full
