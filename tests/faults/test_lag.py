@@ -14,7 +14,7 @@ from mmrl.rollout.records import read_lines
 from tests.faults import split_engine
 from tests.faults.comparison import check_ledger, compare, ledger, metrics
 from tests.faults.kill_sweep import SLOW_TOOLS
-from tests.faults.runs import REWARDS, Runs, at, events, outcome, records, rollouts, stop
+from tests.faults.runs import REWARDS, Runs, at, events, fake, outcome, records, rollouts, stop
 
 SPLIT = {"name": "ray", "sampler_ranks": 1, "learner_ranks": 1}
 DAPO = {
@@ -221,3 +221,35 @@ def test_a_run_that_ends_by_its_metric_has_the_batches_that_come_next(fake_runs:
     assert fake_runs.train(config(fake_runs, "run", 2, trainer=sections)) == 0
     state = fake_runs.folder / "run" / "checkpoints" / "step-000001" / "state" / "ahead.json"
     assert [batch["step"] for batch in json.loads(state.read_text())] == [2, 3]
+
+
+@pytest.mark.parametrize(("lag", "expected"), [(0, [1, 2, 5, 6]), (1, [1, 2, 4, 5]), (4, [1, 2, 3, 3])])
+def test_a_fork_with_another_lag_learns_from_the_batches_that_are_there(
+    fake_runs: Runs, lag: int, expected: list[int]
+) -> None:
+    assert fake_runs.train(config(fake_runs, "first", 2, trainer={"keep_checkpoints": 9})) == 0
+    words = ["--resume", fake_runs.folder / "first" / "checkpoints" / "step-000003"]
+    words += ["--allow-change", "trainer.staleness"]
+    assert fake_runs.train(config(fake_runs, "fork", lag), *words) == 0
+    assert [versions(fake_runs.folder / "fork", step) for step in range(4, 8)] == [{each} for each in expected]
+
+
+@pytest.mark.full
+def test_a_fork_takes_the_images_of_its_batches_along(models: Any, picture: Any, tmp_path: Path) -> None:
+    """Those of prompts; the folder of the run that it begins from is not needed any more."""
+    rows = []
+    for number in range(8):
+        (tmp_path / f"{number}.png").write_bytes(picture(56, 56, number).data)
+        rows.append({"id": f"r{number}", "prompt": "<image>which?", "images": [f"{number}.png"], "answer": "1"})
+    with fake(tmp_path, models("qwen2_5_vl")) as runs:
+        runs.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        assert runs.train(config(runs, "first", 2, trainer={"keep_checkpoints": 9})) == 0
+        newest = runs.folder / "first" / "checkpoints" / "step-000004"
+        ahead = json.loads((newest / "state" / "ahead.json").read_text())
+        hashes = {image["hash"] for batch in ahead for group in batch["groups"] for image in group["images"]}
+        assert len(hashes) > 3
+        assert runs.train(config(runs, "fork", 2), "--resume", newest) == 0
+        assert hashes <= {path.stem for path in (runs.folder / "fork" / "media").iterdir()}
+        assert [rollouts(runs.folder / "fork", step) for step in (5, 6, 7)] == [
+            rollouts(runs.folder / "first", step) for step in (5, 6, 7)
+        ]
