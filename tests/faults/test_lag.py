@@ -24,6 +24,11 @@ DAPO = {
 }
 
 
+def full(*values: Any) -> Any:
+    """A case of the full tier."""
+    return pytest.param(*values, marks=pytest.mark.full)
+
+
 def config(runs: Runs, name: str, lag: int, **sections: Any) -> Path:
     trainer = {"steps": 7, "prompts_per_step": 3, "save_every": 1, "staleness": lag, "run_dir": str(runs.folder / name)}
     trainer |= {"on_mismatch": "warn", **sections.get("trainer", {})}
@@ -34,7 +39,7 @@ def versions(run: Path, step: int) -> set[int]:
     return {record["weight_version"] for record in rollouts(run, step)}
 
 
-@pytest.mark.parametrize("lag", [0, 1, 2, 4])
+@pytest.mark.parametrize("lag", [0, full(1), 2, full(4)])
 def test_each_batch_is_sampled_with_the_version_of_the_schedule(fake_runs: Runs, lag: int) -> None:
     learner = {"lr": 1e-2, "minibatches": 2}
     assert fake_runs.train(config(fake_runs, "run", lag, learner=learner)) == 0
@@ -64,9 +69,9 @@ SOURCES: dict[str, dict[str, Any]] = {
     ("lag", "name"),
     [
         (1, "grpo"),
-        pytest.param(2, "dapo", marks=pytest.mark.full),
-        pytest.param(4, "grpo", marks=pytest.mark.full),
-        pytest.param(1, "episodes", marks=pytest.mark.full),
+        full(2, "dapo"),
+        full(4, "grpo"),
+        full(1, "episodes"),
         pytest.param(2, "episodes", marks=pytest.mark.slow),
         pytest.param(4, "dapo", marks=pytest.mark.slow),
     ],
@@ -86,8 +91,8 @@ def test_two_runs_with_other_clocks_write_the_same_files(
     assert not compare(fake_runs.folder / "one", fake_runs.folder / "two")
 
 
-@pytest.mark.parametrize("name", ["grpo", pytest.param("dapo", marks=pytest.mark.full)])
-@pytest.mark.parametrize("lag", [1, pytest.param(3, marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", ["grpo", full("dapo")])
+@pytest.mark.parametrize("lag", [1, full(3)])
 def test_a_run_that_is_cut_anywhere_equals_one_that_was_left_alone(fake_runs: Runs, lag: int, name: str) -> None:
     """Killed while a batch is sampled, published, learned from and saved; the checkpoint's batches are learned from."""
     sections = {**SOURCES[name], "trainer": {"save_every": 2, "steps": 6}}
@@ -103,7 +108,13 @@ def test_a_run_that_is_cut_anywhere_equals_one_that_was_left_alone(fake_runs: Ru
 
 @pytest.mark.parametrize(
     ("point", "count"),
-    [("fake.sample", 2), ("fake.sample", 11), ("fake.publish", 3), ("fake.update", 3), ("checkpoint.filled", 2)],
+    [
+        ("fake.sample", 11),
+        ("fake.update", 3),
+        full("fake.sample", 2),
+        full("fake.publish", 3),
+        full("checkpoint.filled", 2),
+    ],
 )
 def test_a_signal_at_any_moment_saves_a_whole_step_with_its_batches(fake_runs: Runs, point: str, count: int) -> None:
     sections = {"trainer": {"save_every": 4, "steps": 6}}
@@ -120,8 +131,7 @@ def test_a_signal_at_any_moment_saves_a_whole_step_with_its_batches(fake_runs: R
     assert not compare(fake_runs.folder / "broken", fake_runs.folder / "whole", same_checkpoints=False)
 
 
-@pytest.mark.parametrize("lag", [0, 2])
-@pytest.mark.parametrize("count", [2, 8])
+@pytest.mark.parametrize(("lag", "count"), [(2, 8), full(2, 2), full(0, 2), full(0, 8)])
 def test_lost_ranks_that_sample_start_again_and_their_batch_is_sampled_again(
     fake_runs: Runs, lag: int, count: int
 ) -> None:
@@ -149,7 +159,7 @@ def evaluated(runs: Runs) -> dict[str, Any]:
     return {name: {"name": "table", "path": str(runs.rows)} for name in ("train", "eval")}
 
 
-@pytest.mark.parametrize("lag", [1, 3])
+@pytest.mark.parametrize("lag", [1, full(3)])
 def test_evaluations_and_checkpoints_find_the_sampler_at_rest(fake_runs: Runs, lag: int) -> None:
     """The engine refuses two that sample. An evaluation has the weights of its step, which no batch has."""
     sections = {"data": evaluated(fake_runs), "trainer": {"eval_every": 1, "save_every": 2}}
@@ -216,6 +226,7 @@ def test_a_fork_takes_the_batches_of_its_checkpoint_along(fake_runs: Runs) -> No
     assert [rollouts(fork, step) for step in (6, 7)] == [rollouts(first, step) for step in (6, 7)]
 
 
+@pytest.mark.full
 def test_a_run_that_ends_by_its_metric_has_the_batches_that_come_next(fake_runs: Runs) -> None:
     sections = {"save_every": 9, "stop_when": "lr > 0", "steps": 6}
     assert fake_runs.train(config(fake_runs, "run", 2, trainer=sections)) == 0
@@ -223,7 +234,7 @@ def test_a_run_that_ends_by_its_metric_has_the_batches_that_come_next(fake_runs:
     assert [batch["step"] for batch in json.loads(state.read_text())] == [2, 3]
 
 
-@pytest.mark.parametrize(("lag", "expected"), [(0, [1, 2, 5, 6]), (1, [1, 2, 4, 5]), (4, [1, 2, 3, 3])])
+@pytest.mark.parametrize(("lag", "expected"), [(1, [1, 2, 4, 5]), full(0, [1, 2, 5, 6]), full(4, [1, 2, 3, 3])])
 def test_a_fork_with_another_lag_learns_from_the_batches_that_are_there(
     fake_runs: Runs, lag: int, expected: list[int]
 ) -> None:
