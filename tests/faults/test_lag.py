@@ -61,7 +61,7 @@ def drowsy(monkeypatch: pytest.MonkeyPatch, longest_s: float) -> None:
 SOURCES: dict[str, dict[str, Any]] = {
     "grpo": {"algorithm": {"name": "grpo", "kl": {"coef": 0.05}}, "learner": {"lr": 1e-2, "minibatches": 2}},
     "dapo": DAPO,
-    "episodes": {**SLOW_TOOLS, "algorithm": {"name": "grpo"}, "trainer": {"steps": 5}},
+    "episodes": {**SLOW_TOOLS, "algorithm": {"name": "grpo"}, "trainer": {"steps": 4}},
 }
 
 
@@ -81,7 +81,11 @@ def test_two_runs_with_other_clocks_write_the_same_files(
 ) -> None:
     sections = {**SOURCES[name], "rewards": [{"name": f"{REWARDS}:drowsy_{'early' if name == 'dapo' else 'letters'}"}]}
     if name == "episodes":
-        sections["environment"] = {**SLOW_TOOLS["environment"], "weights": {"environment": 0, "reached": 0}}
+        sections["environment"] = {
+            **SLOW_TOOLS["environment"],
+            "longest_s": 0.1,
+            "weights": {"environment": 0, "reached": 0},
+        }
     for run, longest_s in (("one", 0.02), ("two", 0.002), ("three", 0.0)):
         drowsy(monkeypatch, longest_s)
         assert fake_runs.train(config(fake_runs, run, lag, **sections)) == 0
