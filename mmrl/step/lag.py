@@ -29,7 +29,7 @@ class StepLag:
         self._taken_s, self._idle_s = 0.0, queue.idle_s
         self.version: int | None = None
         if self._is_split or config.sampler.partial is not None:
-            with clock.phase("sync"):
+            with clock.phase("publish" if self._is_split else "sync"):
                 self.version = engine.publish()
         if queue.schedule.lag:
             assert self.version is not None, "ranks of their own sample where there is a lag"

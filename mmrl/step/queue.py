@@ -133,8 +133,10 @@ class StepQueue:
             found = self._gather(step, None, clock)
             self._places[step], self._gathered, self._open = self._place(), step, step
             return found
-        clock.absorb(self._slots[step].clock)
-        return self._slots[step].found
+        slot = self._slots[step]
+        clock.absorb(slot.clock)
+        clock.beside("queued", time.perf_counter() - slot.ready)
+        return slot.found
 
     def prepare(self, step: int) -> None:
         """Begin to make the prompts of the batch after this one, if there is one; with a lag, the thread does so."""
@@ -226,8 +228,9 @@ class StepQueue:
                     version = self._versions.pop(step)
                     if self._is_idle:
                         self._idle_s, self._is_idle = self._idle_s + time.perf_counter() - self._idle_since, False
-                clock = _Ending(self._ended)
+                clock, begin = _Ending(self._ended), time.perf_counter()
                 found = self._gather(step, version, clock)
+                clock.beside("gather", time.perf_counter() - begin)
                 place = self._place()
                 self._prepare(step)
                 with self._changed:

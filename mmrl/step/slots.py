@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,10 +42,12 @@ class Slot:
 
     Attributes:
         clock: Has the phases of its gathering.
+        ready: The time of its end, in seconds of ``time.perf_counter``.
     """
 
     found: SampledStep
     clock: Clock
+    ready: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(frozen=True, slots=True)

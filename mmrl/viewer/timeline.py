@@ -22,7 +22,7 @@ STEPS = 200
 SAMPLER, LEARNER = "sampler", "learner"
 _GATHERS = ("prompts", "generate", "score")
 """Phases of a step in which groups are sampled, besides ``sync``."""
-_WAITED, _GATHER, _QUEUED = "perf/idle_learner_fraction", "perf/gather_s", "perf/queued_s"
+_GATHER = "perf/gather_s"
 Span = tuple[str, str, float, float]
 """A side, what it does, and the seconds of begin and end since 1970."""
 
@@ -72,13 +72,14 @@ def _spans(values: Mapping[str, Any], time: float) -> Iterator[Span]:
     sync, gather = seconds("sync"), sum(map(seconds, _GATHERS))
     learned = begin + sync + gather
     if _GATHER in values:
-        learned = begin + float(values.get(_WAITED) or 0.0) * seconds("step")
+        learned = begin + seconds("publish") + seconds("wait")
         gathered = learned - seconds("queued")
         start = gathered - seconds("gather")
     else:
         gathered, start = learned, begin
     yield from _some(SAMPLER, "sync", start, min(start + sync, gathered))
     yield from _some(SAMPLER, "sample", min(start + sync, gathered), gathered)
+    yield from _some(LEARNER, "publish", begin, min(begin + seconds("publish"), learned))
     yield from _some(LEARNER, "learn", learned, saved)
     yield from _some(LEARNER, "save", saved, evaluated)
     yield from _some(SAMPLER, "evaluate", evaluated, end)

@@ -52,8 +52,8 @@ def test_ranks_in_turns_sample_and_then_learn(tmp_path: Path) -> None:
 
 def test_ranks_apart_have_gathered_before_the_learner_takes_the_groups(tmp_path: Path) -> None:
     """The learner waits 2 s for step 1. Step 2's groups were ready 1 s before it took them, without waiting."""
-    first = APART | {"perf/idle_learner_fraction": 2 / 6, "perf/queued_s": 0.0, "perf/gather_s": 2.0}
-    second = APART | {"perf/idle_learner_fraction": 0.0, "perf/queued_s": 1.0, "perf/gather_s": 3.0}
+    first = APART | {"perf/wait_s": 2.0, "perf/queued_s": 0.0, "perf/gather_s": 2.0}
+    second = APART | {"perf/wait_s": 0.0, "perf/queued_s": 1.0, "perf/gather_s": 2.5, "perf/publish_s": 0.5}
     found = spans(write(tmp_path / "run", (1, 106.0, first), (2, 112.0, second)))
     assert found["apart"] is True
     one, two = (each["spans"] for each in found["steps"])
@@ -63,9 +63,10 @@ def test_ranks_apart_have_gathered_before_the_learner_takes_the_groups(tmp_path:
         ["learner", "learn", 2.0, 6.0],
     ]
     assert two == [
-        ["sampler", "sync", 2.0, 2.5],
-        ["sampler", "sample", 2.5, 5.0],
-        ["learner", "learn", 6.0, 12.0],
+        ["sampler", "sync", 3.0, 3.5],
+        ["sampler", "sample", 3.5, 5.5],
+        ["learner", "publish", 6.0, 6.5],
+        ["learner", "learn", 6.5, 12.0],
     ]
 
 
@@ -81,7 +82,7 @@ def viewer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewer]:
     if why := missing():
         pytest.skip(why)
     folder = tmp_path_factory.mktemp("timelines")
-    waits = {"perf/idle_learner_fraction": 0.5, "perf/idle_sampler_fraction": 0.25, "perf/queued_s": 0.0}
+    waits = {"perf/wait_s": 3.0, "perf/queued_s": 0.0}
     apart = [(step, 100.0 + 6 * step, APART | waits | {"perf/gather_s": 3.0}) for step in range(1, 41)]
     turns = [(step, 100.0 + 10 * step, TURNS) for step in range(1, 4)]
     runs = write(folder / "apart", *apart), write(folder / "turns", *turns)

@@ -149,7 +149,11 @@ const BESIDE = new Set([
   "perf/queued_s",
 ]);
 
+// Those of gathering, which pass beside other steps where groups are sampled ahead.
+const GATHERS = new Set(["perf/prompts_s", "perf/sync_s", "perf/generate_s", "perf/score_s"]);
+
 function phasesNode(metrics) {
+  const isAhead = Object.hasOwn(metrics.curves, "perf/gather_s");
   const names = Object.keys(metrics.curves).filter((name) => /^perf\/[^/]+_s$/.test(name) && !name.endsWith("_per_s"));
   const rows = names
     .map((name) => ({ name, values: pointsOf(metrics, name).map(([, value]) => value) }))
@@ -158,7 +162,7 @@ function phasesNode(metrics) {
   const all = rows.map((row) => ({
     ...row,
     sum: mean(row.values) * row.values.length,
-    isInside: !BESIDE.has(row.name),
+    isInside: !BESIDE.has(row.name) && !(isAhead && GATHERS.has(row.name)),
   }));
   const whole =
     all.find(({ name }) => name === "perf/step_s")?.sum ??

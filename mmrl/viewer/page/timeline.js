@@ -7,7 +7,14 @@ import { counted, durationText, number, percent } from "./text.js";
 
 // The sides, each with its verb, which is also the kind of most of its spans.
 const SIDES = { sampler: "sample", learner: "learn" };
-const SPANS = { sync: "new weights", sample: "sampling", learn: "learning", save: "checkpoint", evaluate: "evaluation" };
+const SPANS = {
+  sync: "new weights",
+  sample: "sampling",
+  evaluate: "evaluation",
+  publish: "weights set aside",
+  learn: "learning",
+  save: "checkpoint",
+};
 const SHOWN_STEPS = 12;
 const TIMELINE_HEIGHT = 118;
 
