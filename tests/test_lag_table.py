@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
+from mmrl.config.load import from_mapping
+from mmrl.errors import ConfigError
 from mmrl.plugin_host import registry
+from mmrl.runs.asynchrony import check_asynchrony
+from mmrl.step.gather import SOURCES
 from mmrl_algorithms.dapo import DAPO
 from tests.lag_table import ASKED, HEAD, WRITTEN, page, refusal, row, rows
 
@@ -51,3 +55,14 @@ def test_a_selection_with_a_state_is_refused_with_a_lag_alone() -> None:
             return {}
 
     assert "selects groups and has a state" in refusal(Remembers(plain.config), lag)
+
+
+def test_steps_that_sample_nothing_are_told_what_is_possible_in_place_of_what_was_asked() -> None:
+    given: Any = registry.given("algorithm", "sft", {})
+    split = {"cluster": {"name": "ray", "sampler_ranks": 2, "learner_ranks": 1}}
+    for asked, possible in ((split, "cluster.ranks: 3"), (ASKED[1], "sampler.partial: null")):
+        data = {"train": {"name": "table"}}
+        config = from_mapping({"model": {"path": "m"}, "data": data, "algorithm": {"name": "sft"}, **asked})
+        with pytest.raises(ConfigError) as caught:
+            check_asynchrony(config, given, given.needs(), SOURCES[given.source])
+        assert caught.value.possible == possible

@@ -258,10 +258,12 @@ def _shown(value: Any) -> str:
 
 
 def _example(model: type[BaseModel], loc: _Path) -> str:
-    """An example of the values under ``loc`` of ``model``: some keys with their defaults, or a plugin's name."""
+    """An example of the values under ``loc`` of ``model``: keys that it requires, or some with their defaults."""
     inner = _class_at(model, loc)
-    if inner is None or ("name" in inner.model_fields and inner.model_fields["name"].is_required()):
+    if inner is None:
         return "{name: ...}"
+    if required := [field.alias or name for name, field in inner.model_fields.items() if field.is_required()]:
+        return f"{{{', '.join(f'{key}: ...' for key in required)}}}"
     defaults = {
         field.alias or name: field.get_default(call_default_factory=True, validated_data={})
         for name, field in inner.model_fields.items()

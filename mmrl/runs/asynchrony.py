@@ -46,14 +46,19 @@ def _keeps_state(algorithm: Algorithm) -> bool:
 def _check_samples(config: Config, source: type[Source]) -> None:
     """See that a run whose steps sample nothing has no sampler of its own."""
     cluster, partial = config.cluster, config.sampler.partial
-    asked = {"cluster.sampler_ranks": str(cluster.sampler_ranks)} if cluster.is_split else {}
-    asked |= {"sampler.partial.engine_steps": str(partial.engine_steps)} if partial is not None else {}
+    asked, possible = dict[str, str](), list[str]()
+    if cluster.is_split:
+        asked["cluster.sampler_ranks"] = str(cluster.sampler_ranks)
+        possible.append(f"cluster.ranks: {cluster.num_ranks}")
+    if partial is not None:
+        asked["sampler.partial.engine_steps"] = str(partial.engine_steps)
+        possible.append("sampler.partial: null")
     if asked:
         raise ConfigError(
             f"algorithm {config.algorithm.name!r} learns from {source.texts} of the dataset, and its steps sample "
             "nothing",
             where=", ".join(f"{key}: {value}" for key, value in asked.items()),
-            possible="cluster.ranks",
+            possible="; ".join(possible),
             remedy=f"remove {', '.join(key.removesuffix('.engine_steps') for key in asked)}",
         )
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mmrl.config.cluster import ClusterConfig
 from mmrl.config.evaluation_names import metric_of
 from mmrl.config.sections import Config, TrainerConfig
 from mmrl.config.yaml_tree import to_flow
@@ -72,7 +73,7 @@ def closing(
     report.show("done", [f"{plural(policy.step, 'step')}; {directory}"])
     courses = ((name, _course(_values(name, metrics), name, config.trainer)) for name in _outcomes(config, metrics))
     report.show("outcome", [f"{name}: {course}" for name, course in courses])
-    report.show("time", waited(metrics))
+    report.show("time", waited(metrics, config.cluster))
     report.show("policy" if policy.role == POLICY else "model", [str(policy.model)])
     run = shlex.quote(str(directory))
     next_steps = [f"mmrl export {run} FOLDER", f"mmrl replay {run}"]
@@ -87,7 +88,7 @@ def closing(
     return report.lines
 
 
-def waited(metrics: Mapping[int, Mapping[str, Any]]) -> list[str]:
+def waited(metrics: Mapping[int, Mapping[str, Any]], cluster: ClusterConfig) -> list[str]:
     """Lines on what ranks of their own have waited, and on how old tokens were; none of other runs.
 
     The first step is left out: nothing could be gathered before it.
@@ -103,13 +104,16 @@ def waited(metrics: Mapping[int, Mapping[str, Any]]) -> list[str]:
         )
         less, more = ("learner", "sampler") if learner > sampler else ("sampler", "learner")
         if abs(learner - sampler) > _UNEVEN:
-            line += f"; fewer cluster.{less}_ranks and more cluster.{more}_ranks would shorten a step"
+            count = cluster.num_learner_ranks if less == "learner" else cluster.num_sampler_ranks
+            fewer = f"fewer cluster.{less}_ranks and " if count > 1 else ""
+            line += f"; {fewer}more cluster.{more}_ranks would shorten a step"
         lines.append(line)
     aged = [each for each in later if all(name in each for name in _STALE)]
     if aged:
         mean = sum(each["staleness/mean"] for each in aged) / len(aged)
         most = max(each["staleness/max"] for each in aged)
-        lines.append(f"tokens were {mean:.2g} optimizer steps old when they were learned, {most:g} at most")
+        age = plural(float(f"{mean:.2g}"), "optimizer step")
+        lines.append(f"tokens were {age} old when they were learned, {most:g} at most")
     return lines
 
 

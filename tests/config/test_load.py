@@ -488,6 +488,7 @@ def test_all_errors_are_reported_at_once_with_their_lines(write) -> None:
         ("sampler.partial={engine_steps: 15}", "greater than or equal to 16"),
         ("sampler.partial={engine_steps: 16, in_flight: 0.5}", "greater than or equal to 1"),
         ("sampler.partial={engine_steps: 16}", ""),
+        ("sampler.partial=true", "a mapping such as {engine_steps: ...}, not True"),
         ("sampler={name: hf, partial: {engine_steps: 16}}", "sampler.name is hf"),
         ("learner.offload=cpu", "possible: none, optimizer, parameters"),
         ("learner.offload=optimizer", ""),
