@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from mmrl.cluster.failures import DeadRankError
+from mmrl.cluster.failures import DeadRankError, cause_of, errors_of
 from mmrl.cluster.files import send_images
 from mmrl.cluster.group import RankGroup
 from mmrl.cluster.ranks import Ranks
@@ -155,34 +155,35 @@ class SplitEngine(Engine):
         with defer_signals():  # else some ranks would wait for the others
             calls = [self._samplers.call(rank, "take_weights", own, order) for rank, own in enumerate(self._meetings)]
         ended, _ = wait(calls, timeout=TAKE_S, return_when=FIRST_EXCEPTION)
-        if len(ended) == len(calls) and not any(call.exception() for call in calls):
-            self._held = version
-            return
-        if not any(call.exception() for call in ended):
-            self._samplers.give_up(self._late(version, calls))
-        raise self._cause(calls)
+        if len(ended) < len(calls) or any(call.exception() for call in calls):
+            raise self._cause(version, calls)
+        self._held = version
 
-    def _late(self, version: int, calls: Sequence[Future[None]]) -> LateRanksError:
-        ranks = [rank for rank, call in enumerate(calls) if not call.done()]
-        late = ", ".join(self._samplers.names[rank] for rank in ranks)
-        return LateRanksError(
-            f"{late} did not take version {version} of the weights within {TAKE_S:g} s",
-            where=", ".join({self._samplers.nodes[rank].host: None for rank in ranks}),
-            ranks=ranks,
-        )
+    def _cause(self, version: int, calls: Sequence[Future[None]]) -> BaseException:
+        """The reason why weights have not arrived: the loss of a rank, an error of one, or ranks that hang.
 
-    def _cause(self, calls: Sequence[Future[None]]) -> BaseException:
-        """The reason why weights have not arrived: the loss of a rank of either side, if one is told of in time."""
-        errors = [error for call in calls if call.done() and (error := call.exception())]
-        if not any(isinstance(error, RankLostError) for error in errors):
-            try:
-                self._samplers.check(calls)
-            except BaseException as error:
-                return error
+        A rank that hangs holds the others up until their patience ends; then it is the one that has not answered.
+        """
         self._samplers.failed = True
         sides = self._samplers, self._learners
-        wait([side.abandoned for side in sides], timeout=CAUSE_S, return_when=FIRST_COMPLETED)
-        return next((loss for side in sides if (loss := side.loss())), errors[0])
+        ended = {call for call in calls if call.done()}
+        if ended:
+            wait([side.abandoned for side in sides], timeout=CAUSE_S, return_when=FIRST_COMPLETED)
+        errors = errors_of(calls)
+        if loss := next((loss for side in sides if (loss := side.loss())), None):
+            return loss
+        if others := [error for error in errors if not isinstance(error, RankLostError)]:
+            return cause_of(others)
+        ranks = [rank for rank, call in enumerate(calls) if not call.done()]
+        if not ranks:
+            return errors[0]
+        late = LateRanksError(
+            f"{', '.join(self._samplers.names[rank] for rank in ranks)} did not take version {version} of the weights",
+            where=", ".join(dict.fromkeys(self._samplers.nodes[rank].host for rank in ranks)),
+            ranks=ranks,
+        )
+        self._samplers.give_up(late)
+        return late
 
     @contextmanager
     def _replacing(self) -> Iterator[None]:

@@ -32,7 +32,7 @@ from mmrl.types import EncodedPrompt, FloatArray, ImageReport, Inspection, Sampl
 
 if TYPE_CHECKING:
     from mmrl.engine.aids.inspection import HeldWeights
-    from mmrl.engine.network.eye import Eye
+    from mmrl.engine.network.eye import Sight
     from mmrl.engine.rank import RankEngine
     from mmrl.engine.transfer.receiving import WeightsReceiver
 
@@ -287,11 +287,11 @@ class RankWorker:
         return self._engine.inspect(prompts)
 
     def inspect_sampler(
-        self, prompts: Sequence[EncodedPrompt], learned: Sequence[Sequence[Eye]]
+        self, prompts: Sequence[EncodedPrompt], learned: Sequence[Sequence[Sight]]
     ) -> tuple[HeldWeights, list[ImageReport]]:
         return self._engine.inspect_sampler(prompts, learned)
 
-    def look(self, prompts: Sequence[EncodedPrompt]) -> list[Eye]:
+    def look(self, prompts: Sequence[EncodedPrompt]) -> list[Sight]:
         return self._engine.look(prompts)
 
     def compare_weights(self, copies: Sequence[HeldWeights]) -> list[WeightReport]:

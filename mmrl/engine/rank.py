@@ -23,7 +23,7 @@ from mmrl.engine.machine.meeting import join_group
 from mmrl.engine.machine.peak import peak
 from mmrl.engine.machine.start_errors import start_errors
 from mmrl.engine.machine.tracing import Tracer
-from mmrl.engine.network.eye import Eye
+from mmrl.engine.network.eye import Sight
 from mmrl.engine.network.merged_linear import Kept
 from mmrl.engine.network.reward_model import check_score
 from mmrl.engine.network.shape import model_shape
@@ -204,7 +204,7 @@ class RankEngine:
         return Inspection(tuple(inspection.report(*each, folder) for each in eyes), weights)
 
     def inspect_sampler(
-        self, prompts: Sequence[EncodedPrompt], learned: Sequence[Sequence[Eye]]
+        self, prompts: Sequence[EncodedPrompt], learned: Sequence[Sequence[Sight]]
     ) -> tuple[HeldWeights, list[ImageReport]]:
         """The weights that this rank's sampler holds, and its sights of images beside those of ranks that learn."""
         assert self._sampler is not None, "this engine samples nothing"
@@ -219,11 +219,12 @@ class RankEngine:
         )
         return held, list(reports)
 
-    def look(self, prompts: Sequence[EncodedPrompt]) -> list[Eye]:
+    def look(self, prompts: Sequence[EncodedPrompt]) -> list[Sight]:
         """The sights of this rank's learner of prompts with images; collective."""
         assert isinstance(self._learner, DeepSpeedLearner), "this engine trains nothing"
         with self.learning() as learner:
-            return inspection.sights_of_learner(self._learner, learner, self._folder, prompts)
+            eyes = inspection.sights_of_learner(self._learner, learner, self._folder, prompts)
+        return [eye.sight for eye in eyes]
 
     def compare_weights(self, copies: Sequence[HeldWeights]) -> list[WeightReport]:
         """The newest weights, looked up in copies of the sampler's elsewhere; collective."""

@@ -19,8 +19,23 @@ from tests.faults.comparison import compare
 pytestmark = pytest.mark.full
 
 REWARD = """\
+import json
+import os
+import signal
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
 def even(rollouts):
     return [float((rollout.token_ids % 2 == 0).mean()) for rollout in rollouts]
+
+def deadly(rollouts):
+    record, metrics = (HERE / "under-ray" / name for name in ("environment.json", "metrics.jsonl"))
+    if metrics.exists() and '"step": 1' in metrics.read_text() and not (HERE / "marker").exists():
+        (HERE / "marker").touch()
+        ranks = json.loads(record.read_text())["engine"]["ranks"]
+        os.kill(next(rank["pid"] for rank in ranks if rank["side"] == "sampler"), signal.SIGKILL)
+    return even(rollouts)
 """
 ONE = ("cluster.name=ray", "cluster.ranks=1")
 APART = ("cluster.name=ray", "cluster.sampler_ranks=1", "cluster.learner_ranks=1")
@@ -99,6 +114,17 @@ def assert_same(one: Path, other: Path) -> None:
         assert all((found[key] == expected[key]).all() for key in found)
 
 
+def restarts(run: Path) -> list[dict[str, Any]]:
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    return [event for event in events if event["kind"] == "restart"]
+
+
+def exit_codes(run: Path) -> list[int]:
+    """Those of all attempts."""
+    attempts = [json.loads(line) for line in (run / "attempts.jsonl").read_text().splitlines()]
+    return [attempt["exit_code"] for attempt in attempts if "exit_code" in attempt]
+
+
 TWO = ("cluster.name=ray", "cluster.ranks=2", "sampler.tensor_parallel_size=2", "learner.zero_stage=3")
 TWO_APART = ("cluster.name=ray", "cluster.sampler_ranks=2", "cluster.learner_ranks=2", *TWO[2:])
 LAYOUTS = {
@@ -137,11 +163,9 @@ def test_a_sampler_that_is_killed_starts_again_alone_and_the_files_are_the_same(
     broken = trained(config, *apart, "trainer.max_restarts=1", kill_at=f"{place} {tmp_path / 'marker'}")
     assert (tmp_path / "marker").exists()
     assert_same(broken, trained(config, *apart))
-    events = [json.loads(line) for line in (broken / "events.jsonl").read_text().splitlines()]
-    (restart,) = [event for event in events if event["kind"] == "restart"]
+    (restart,) = restarts(broken)
     assert "sampler rank " in restart["message"] and " is gone: " in restart["message"]
-    attempts = [json.loads(line) for line in (broken / "attempts.jsonl").read_text().splitlines()]
-    assert [attempt["exit_code"] for attempt in attempts if "exit_code" in attempt] == [0]  # the run's only one
+    assert exit_codes(broken) == [0]  # of the run's only attempt
 
 
 def test_a_learner_that_dies_in_the_middle_of_a_sync_takes_the_run_back_to_its_checkpoint(
@@ -149,11 +173,9 @@ def test_a_learner_that_dies_in_the_middle_of_a_sync_takes_the_run_back_to_its_c
 ) -> None:
     broken = trained("text", *APART, "trainer.max_restarts=1", kill_at=f"weights.send 3 {tmp_path / 'marker'}")
     assert not compare(broken, trained("text", *APART), same_checkpoints=False)
-    events = [json.loads(line) for line in (broken / "events.jsonl").read_text().splitlines()]
-    (restart,) = [event for event in events if event["kind"] == "restart"]
+    (restart,) = restarts(broken)
     assert "learner rank 0 is gone: " in restart["message"]
-    attempts = [json.loads(line) for line in (broken / "attempts.jsonl").read_text().splitlines()]
-    assert [attempt["exit_code"] for attempt in attempts if "exit_code" in attempt] == [5, 0]
+    assert exit_codes(broken) == [5, 0]
 
 
 def test_the_record_says_which_rank_is_on_which_side(trained: Callable[..., Path]) -> None:
@@ -161,3 +183,17 @@ def test_the_record_says_which_rank_is_on_which_side(trained: Callable[..., Path
     assert [rank["side"] for rank in engine["ranks"]] == ["sampler", "learner"]
     assert len({rank["pid"] for rank in engine["ranks"]}) == 2
     assert (engine["sampler"], engine["learner"]) == ("VLLMSampler", "DeepSpeedLearner")
+
+
+def test_under_ray_too_a_sampler_is_replaced_alone(trained: Callable[..., Path], folder: Path, household: Any) -> None:
+    """A reward kills it in the second step, while it samples."""
+    settings = (*APART, "trainer.max_restarts=1", "sampler.max_new_tokens=60")
+    reward = "rewards=[{name: reward.py:deadly, workers: 1, label: even}]"
+    done = household.run("train", "text.yaml", "trainer.run_dir=under-ray", *settings, reward, folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "marker").exists()
+    assert_same(folder / "under-ray", trained("text", *settings))
+    (restart,) = restarts(folder / "under-ray")
+    assert "sampler rank 0 is gone: " in restart["message"]
+    assert exit_codes(folder / "under-ray") == [0]
+    assert household.members_after(10) == {}

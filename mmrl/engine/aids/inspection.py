@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from mmrl.engine.learner.learner import DeepSpeedLearner
-from mmrl.engine.network.eye import Eye
+from mmrl.engine.network.eye import Eye, Sight
 from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.network.weight_hashes import WeightHashes, learner_weights
 from mmrl.engine.network.weights import of_all_ranks
@@ -97,7 +97,7 @@ def sights_of_learner(
     return eyes
 
 
-def report(prompt: EncodedPrompt, sampler: Eye, learner: Eye, folder: ModelFolder) -> ImageReport:
+def report(prompt: EncodedPrompt, sampler: Eye | Sight, learner: Eye | Sight, folder: ModelFolder) -> ImageReport:
     """Compares what both have seen of one prompt. A learner may read its images in another order."""
     theirs = _images(sampler, prompt.images, folder)
     found = []
@@ -125,7 +125,7 @@ class _Seen:
     grid: tuple[int, ...]
 
 
-def _images(eye: Eye, refs: Sequence[ImageRef], folder: ModelFolder) -> list[_Seen]:
+def _images(eye: Eye | Sight, refs: Sequence[ImageRef], folder: ModelFolder) -> list[_Seen]:
     """The images that an eye has seen, if they came in this order, without padding; pixels that are missing are left
     out."""
     pixels = [row for call in eye.pixels for row in call]

@@ -7,7 +7,7 @@ see each call. So what is compared is not what a processor says, but what the to
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,15 @@ import torch
 from mmrl.engine.network.family import Family
 from mmrl.engine.network.folder import ModelFolder
 from mmrl.types import FloatArray, IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The records of an ``Eye``, which can travel."""
+
+    pixels: Sequence[FloatArray]
+    grids: Sequence[IntArray]
+    num_features: Sequence[int]
 
 
 @dataclass(eq=False)
@@ -35,6 +44,11 @@ class Eye:
     grids: list[IntArray] = field(default_factory=list)
     num_features: list[int] = field(default_factory=list)
     _handles: list[Any] = field(default_factory=list)
+
+    @property
+    def sight(self) -> Sight:
+        """Its records so far."""
+        return Sight(self.pixels, self.grids, self.num_features)
 
     def open(self, model: torch.nn.Module) -> None:
         """Begin to look at a model."""
