@@ -118,6 +118,12 @@ REAL = {
     "learner": {"zero_stage": 1, "minibatches": 2, "schedule": "cosine"},
     "trainer": {"save_every": 1},
 }
+REAL_BEHIND = {
+    **REAL,
+    "cluster": _APART,
+    "trainer": {"save_every": 2, "steps": 6, "staleness": 1, "on_mismatch": "warn"},
+}
+"""A real run whose sampler is a step behind."""
 
 SCORED: Mapping[str, Mapping[str, Any]] = {
     name: {

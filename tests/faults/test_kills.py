@@ -22,6 +22,7 @@ from tests.faults.kill_sweep import (
     EPISODES,
     FAKE,
     REAL,
+    REAL_BEHIND,
     RESET,
     SCORED,
     Sweep,
@@ -181,6 +182,20 @@ def test_a_kill_of_real_engines_changes_nothing(tmp_path: Path, models: Callable
         sweep.begin(is_slow=True)
         assert check(sweep, Blow(at=("point", "save.state", 4)), Blow(at=("s", sweep.seconds * 0.8)))
         assert check(sweep, Blow(signal.SIGTERM, ("handler", 2.0)), cold=True)
+
+
+@pytest.mark.slow
+def test_a_kill_of_real_engines_of_which_the_sampler_is_behind_changes_nothing(
+    tmp_path: Path, models: Callable[[str], Path]
+) -> None:
+    """While both sides work; within a checkpoint, which holds a batch; and by a signal."""
+    with Nursery(tmp_path, models("qwen2"), real=True) as nursery:
+        sweep = Sweep(nursery, write_config(tmp_path, models("qwen2"), "behind", REAL_BEHIND))
+        sweep.begin(is_slow=True)
+        assert not sweep.failures, "\n".join(sweep.failures)
+        points = ("rollouts.begin", 3), ("checkpoint.filled", 1), ("rollouts.renamed", 2)
+        assert check(sweep, *(Blow(at=("point", *point)) for point in points)) == 3
+        assert check(sweep, Blow(signal.SIGTERM, ("point", "rollouts.begin", 4)))
 
 
 @pytest.mark.parametrize(
