@@ -135,6 +135,7 @@ class SplitEngine(Engine):
         return max(self._learners.memory_bytes_max(), self._memory_bytes_max)
 
     def close(self) -> None:
+        self._restarts_left = 0  # a thread that still samples must not take the end for a loss
         nodes = [*self._learners.nodes, *self._samplers.nodes]
         folders = {node.id: node.folder for node in nodes if node.folder}
         self._ranks.close(folders, wait=not (self._learners.failed or self._samplers.failed))

@@ -198,7 +198,10 @@ class Algorithm(Plugin):
         return ()
 
     def select(self, groups: Sequence[ScoredGroup]) -> Sequence[bool]:
-        """One bool for each group: True keeps it, False has it replaced. Called only with ``Needs.refill``."""
+        """One bool for each group: True keeps it, False has it replaced. Called only with ``Needs.refill``.
+
+        With ``trainer.staleness`` another thread calls it while a step learns: it must depend on the groups alone.
+        """
         return [True] * len(groups)
 
     @abstractmethod
