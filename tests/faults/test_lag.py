@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mmrl.errors import ResourceError
+from mmrl.errors import RankLostError, ResourceError
 from mmrl.rollout.records import read_lines
 from tests.faults import split_engine
 from tests.faults.comparison import check_ledger, compare, ledger, metrics
@@ -268,3 +269,63 @@ def test_a_fork_takes_the_images_of_its_batches_along(models: Any, picture: Any,
         assert [rollouts(runs.folder / "fork", step) for step in (5, 6, 7)] == [
             rollouts(runs.folder / "first", step) for step in (5, 6, 7)
         ]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("lag", [1, 3])
+def test_rows_that_are_read_as_they_are_reached_count_as_in_a_run_that_was_left_alone(
+    fake_runs: Runs, lag: int
+) -> None:
+    """Some cannot be used; the thread reaches them before the step that a checkpoint is of."""
+    lines = fake_runs.rows.read_text().splitlines()
+    long = json.dumps({"id": "long", "prompt": "one plus " * 400, "answer": "0"})
+    fake_runs.rows.write_text(
+        "\n".join([*lines[:3], long, *lines[3:6], long.replace("long", "two"), *lines[6:]]) + "\n"
+    )
+    data = {"train": {"name": "table", "path": str(fake_runs.rows)}, "scan_rows": 1, "max_bad_rows": 0.9}
+    sections = {"data": {**data, "max_prompt_tokens": 200}, "trainer": {"save_every": 2, "steps": 8}}
+    assert fake_runs.train(config(fake_runs, "whole", lag, **sections)) == 0
+    broken = config(fake_runs, "broken", lag, **sections)
+    for point, count in (("fake.sample", 14), ("fake.update", 3), ("fake.sample", 5)):
+        fake_runs.killed(broken, point, count)
+    with at("fake.update", 2, stop):
+        assert fake_runs.train(broken) == 10
+    assert fake_runs.train(broken) == 0
+    assert not compare(fake_runs.folder / "broken", fake_runs.folder / "whole", same_checkpoints=False)
+
+
+def test_a_run_that_is_shorter_than_its_lag_samples_no_batch_too_many(fake_runs: Runs) -> None:
+    assert fake_runs.train(config(fake_runs, "run", 4, trainer={"steps": 2})) == 0
+    state = json.loads((fake_runs.folder / "run" / "checkpoints" / "step-000002" / "state" / "run.json").read_text())
+    assert state["trainer"]["consumed_prompts"] == 6
+    assert versions(fake_runs.folder / "run", 2) == {0}
+
+
+@pytest.mark.full
+def test_a_batch_that_starves_ends_the_run_at_its_step_and_its_groups_are_recorded(fake_runs: Runs) -> None:
+    path = fake_runs.folder / "flat.py"
+    path.write_text("def flat(rollouts):\n    return [0.0] * len(rollouts)\n")
+    algorithm = {"name": "dapo", "dynamic_sampling": {"max_rounds": 1, "on_starvation": "stop"}}
+    sections = {**DAPO, "algorithm": algorithm, "rewards": [{"name": f"{path}:flat"}]}
+    assert fake_runs.train(config(fake_runs, "run", 2, **sections)) == 6
+    assert len(rollouts(fake_runs.folder / "run", 1)) == 12
+
+
+@pytest.mark.parametrize(("lag", "name"), [(1, "grpo"), full(3, "dapo")])
+def test_a_run_whose_learner_is_lost_goes_on_from_the_batches_of_its_checkpoint(
+    fake_runs: Runs, lag: int, name: str
+) -> None:
+    """In the same process: the thread of the attempt before has ended, with what it used."""
+
+    def lose() -> None:
+        raise RankLostError("rank 0 of those that learn was lost")
+
+    sections = {**SOURCES[name], "trainer": {"save_every": 2}}
+    assert fake_runs.train(config(fake_runs, "whole", lag, **sections)) == 0
+    lossy = config(fake_runs, "lossy", lag, **sections)
+    with at("fake.update", 4, lose), at("fake.publish", 7, lose):
+        assert fake_runs.train(lossy) == 0
+    run = fake_runs.folder / "lossy"
+    assert [each["restarts_left"] for each in events(run, "restart")] == [2, 1]
+    assert not compare(run, fake_runs.folder / "whole") and not check_ledger(run)
+    assert not [each for each in threading.enumerate() if each.name in ("mmrl-sampling", "mmrl-prompts")]
