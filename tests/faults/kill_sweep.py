@@ -99,6 +99,23 @@ EPISODES: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """Runs of many turns, which take longer: their tools sleep."""
+_IN_PARTS = {"engine_steps": 16, "in_flight": 2}
+PARTS: Mapping[str, Mapping[str, Any]] = {
+    "parts": {
+        "algorithm": {"name": "grpo", "kl": {"coef": 0.05}},
+        "sampler": {"max_new_tokens": 90, "partial": _IN_PARTS},
+        "learner": {"minibatches": 2},
+        "trainer": {"save_every": 1, "on_mismatch": "warn"},
+    },
+    "episodes_in_parts": {
+        **SLOW_TOOLS,
+        "algorithm": {"name": "grpo"},
+        "environment": {**SLOW_TOOLS["environment"], "max_turn_tokens": 30, "longest_s": 0.05},
+        "sampler": {"group_size": 2, "max_new_tokens": 90, "partial": _IN_PARTS},
+        "trainer": {"steps": 5, "save_every": 1, "eval_every": 3, "on_mismatch": "warn"},
+    },
+}
+"""Runs whose rollouts are sampled in parts: their checkpoints hold unfinished ones."""
 COMPARED: Mapping[str, Mapping[str, Any]] = {
     "dpo": {
         "algorithm": {"name": "dpo"},
@@ -124,6 +141,12 @@ REAL_BEHIND = {
     "trainer": {"save_every": 2, "steps": 6, "staleness": 1, "on_mismatch": "warn"},
 }
 """A real run whose sampler is a step behind."""
+REAL_PARTS = {
+    **REAL,
+    "sampler": {**REAL["sampler"], "group_size": 3, "max_new_tokens": 60, "partial": _IN_PARTS},
+    "trainer": {"steps": 4, "save_every": 2, "eval_every": 100, "on_mismatch": "warn"},
+}
+"""A real run whose rollouts are sampled in parts."""
 
 SCORED: Mapping[str, Mapping[str, Any]] = {
     name: {

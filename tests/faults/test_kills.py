@@ -21,8 +21,10 @@ from tests.faults.kill_sweep import (
     CRITICS,
     EPISODES,
     FAKE,
+    PARTS,
     REAL,
     REAL_BEHIND,
+    REAL_PARTS,
     RESET,
     SCORED,
     Sweep,
@@ -157,6 +159,22 @@ def test_a_kill_of_a_run_whose_sampler_is_behind_changes_nothing(
     assert check(sweep, Blow(signal.SIGTERM, ("point", "fake.sample", 21)), Blow(at=("line", int(lines[1] / 2))))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PARTS)
+def test_a_kill_of_a_run_that_samples_in_parts_changes_nothing(
+    fakes: Nursery, tmp_path: Path, models: Callable[[str], Path], name: str
+) -> None:
+    """While parts are written, at their cut, between two updates, while a checkpoint is written, and after it; and by
+    signals."""
+    sweep = Sweep(fakes, write_config(tmp_path, models("qwen2"), name, PARTS[name]))
+    sweep.begin()
+    assert not sweep.failures, "\n".join(sweep.failures)
+    points = ("fake.step", 40), ("fake.cut", 2), ("fake.update", 2), ("save.part", 1), ("checkpoint.renamed", 1)
+    blows = [Blow(at=("point", *point)) for point in points]
+    assert check(sweep, *blows) == len(blows)
+    assert check(sweep, *(Blow(signal.SIGTERM, ("point", *point)) for point in (("fake.step", 20), ("fake.cut", 1))))
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", COMPARED)
 def test_a_kill_at_each_stage_of_a_run_on_candidates_changes_nothing(
@@ -182,6 +200,18 @@ def test_a_kill_of_real_engines_changes_nothing(tmp_path: Path, models: Callable
         sweep.begin(is_slow=True)
         assert check(sweep, Blow(at=("point", "save.state", 4)), Blow(at=("s", sweep.seconds * 0.8)))
         assert check(sweep, Blow(signal.SIGTERM, ("handler", 2.0)), cold=True)
+
+
+@pytest.mark.full
+def test_a_kill_of_real_engines_that_sample_in_parts_changes_nothing(
+    tmp_path: Path, models: Callable[[str], Path]
+) -> None:
+    """After a step that no checkpoint has, with completions in the middle."""
+    with Nursery(tmp_path, models("qwen2"), real=True) as nursery:
+        sweep = Sweep(nursery, write_config(tmp_path, models("qwen2"), "parts", REAL_PARTS))
+        sweep.begin(is_slow=True)
+        assert not sweep.failures, "\n".join(sweep.failures)
+        assert check(sweep, Blow(at=("point", "rollouts.begin", 3))) == 1
 
 
 @pytest.mark.slow
