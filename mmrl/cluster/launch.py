@@ -232,7 +232,7 @@ def check_sets(nodes: Sequence[Node], size: int, ranks: range | None = None) -> 
                 f"ranks {first} to {first + size - 1} would sample together, and are on {', '.join(hosts.values())}",
                 where=f"sampler.tensor_parallel_size: {size}",
                 possible="a size that divides the number of ranks on every node",
-                remedy="lower it, or change cluster.ranks",
+                remedy="lower it, or change the number of ranks that sample",
             )
 
 

@@ -168,13 +168,26 @@ def _reserve(cluster: ClusterConfig) -> Any:
     group = placement_group([{kind: 1}] * cluster.num_ranks, strategy="PACK")
     enough = ray.cluster_resources().get(kind, 0) >= cluster.num_ranks
     if not group.wait(WAIT_S if enough or cluster.address else 1):
-        raise ResourceError(
-            f"{plural(cluster.num_ranks, 'rank')}, each with a {kind} of its own: the cluster does not give them",
-            where="cluster.ranks",
-            possible="\n" + _table(kind),
-            remedy="lower cluster.ranks, end what holds the devices, or name a larger cluster in cluster.address",
-        )
+        raise too_few_devices(cluster, kind, _table(kind))
     return group
+
+
+def too_few_devices(cluster: ClusterConfig, kind: str, table: str) -> ResourceError:
+    """The refusal of a cluster that has too few devices.
+
+    Args:
+        kind: ``GPU`` or ``CPU``.
+        table: The devices of each node.
+    """
+    remedy = f"lower {cluster.ranks_keys}, end what holds the devices, or name a larger cluster in cluster.address"
+    if cluster.is_split:
+        remedy += "; cluster.ranks in their place has ranks that sample and learn in turns on one device each"
+    return ResourceError(
+        f"{plural(cluster.num_ranks, 'rank')}, each with a {kind} of its own: the cluster does not give them",
+        where=cluster.ranks_keys,
+        possible=f"\n{table}",
+        remedy=remedy,
+    )
 
 
 def _start(timer: threading.Timer, _: Future[Death]) -> None:

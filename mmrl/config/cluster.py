@@ -47,6 +47,16 @@ class ClusterConfig(Section):
         """Ranks with all of their tasks: processes, and devices."""
         return self.num_sampler_ranks + self.num_learner_ranks if self.is_split else self.ranks
 
+    @property
+    def sampler_key(self) -> str:
+        """The dotted key of the number of ranks that sample."""
+        return "cluster.sampler_ranks" if self.is_split else "cluster.ranks"
+
+    @property
+    def ranks_keys(self) -> str:
+        """The dotted keys of the number of ranks, for messages."""
+        return "cluster.sampler_ranks, cluster.learner_ranks" if self.is_split else "cluster.ranks"
+
     def contradictions(self) -> Iterator[Contradiction]:
         if self.name == "local" and self.ranks > 1:
             what = f"cluster.ranks is {self.ranks}, but cluster.name: local is one rank"
@@ -74,7 +84,7 @@ class ClusterConfig(Section):
             together: The sizes of the sampler's copies, by their keys.
             staleness: ``trainer.staleness``.
         """
-        size, key = math.prod(together.values()), "cluster.sampler_ranks" if self.is_split else "cluster.ranks"
+        size, key = math.prod(together.values()), self.sampler_key
         if (self.name == "ray" or self.ranks == 1) and self.num_sampler_ranks % size:
             divided = [name for name, each in together.items() if each > 1]
             what = f"{' times '.join(divided)} is {size}, which does not divide {self.num_sampler_ranks} ({key})"

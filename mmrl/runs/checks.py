@@ -155,7 +155,7 @@ def check_sampler(config: Config, folder: ModelFolder) -> None:
         raise ConfigError(
             f"{size} ranks cannot share one copy of the sampler's weights: {reason}",
             where=f"sampler.tensor_parallel_size: {size}",
-            possible=f"{', '.join(map(str, sizes))} (with cluster.ranks: {ranks})",
+            possible=f"{', '.join(map(str, sizes))} (with {config.cluster.sampler_key}: {ranks})",
             remedy="set one of these"
             + ("; or sampler.engine.mm_encoder_tp_mode: data, a whole tower on each rank" * ("tower" in reason)),
         )

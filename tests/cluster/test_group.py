@@ -31,7 +31,9 @@ from mmrl.cluster.launch import check_installations, check_sets, find_shared_fil
 from mmrl.cluster.nodes import fingerprints, installed_versions
 from mmrl.cluster.process import forget_shared_memory, forget_stale_builds
 from mmrl.cluster.ranks import RankLocation
+from mmrl.cluster.ray_ranks import too_few_devices
 from mmrl.cluster.worker import RankWorker
+from mmrl.config.cluster import ClusterConfig
 from mmrl.data.images import ImageGrid, MediaStore
 from mmrl.engine.machine.full_device import out_of_memory
 from mmrl.engine_api import Finished, Learner, Polled, SamplingRequest, UpdateResult, Way
@@ -479,6 +481,15 @@ def test_ranks_that_sample_together_must_be_on_one_node(group_of):
     with pytest.raises(ResourceError, match="ranks 2 to 3 would sample together, and are on host-a, host-b"):
         check_sets(group_of(FakeRanks(["a", "a", "a", "b"])).nodes, 2)
     check_sets(group_of(FakeRanks(["a", "a", "b", "b"])).nodes, 2)
+
+
+@pytest.mark.parametrize("ranks", [{"sampler_ranks": 1, "learner_ranks": 1}, {"ranks": 2}])
+def test_one_gpu_for_both_sides_is_refused_with_the_keys_that_count_ranks(ranks):
+    error = too_few_devices(ClusterConfig(name="ray", **ranks), "GPU", "host-a: 1 GPU")
+    keys = ", ".join(f"cluster.{key}" for key in ranks)
+    assert error.what.startswith("2 ranks, each with a GPU of its own") and error.where == keys
+    assert error.possible.endswith("host-a: 1 GPU") and error.remedy.startswith(f"lower {keys}, end")
+    assert ("cluster.ranks in their place" in error.remedy) == (len(ranks) == 2)
 
 
 def test_a_rank_that_sees_other_ranks_gpus_is_refused(monkeypatch):

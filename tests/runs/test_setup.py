@@ -249,6 +249,9 @@ def test_heads_that_the_sampler_cannot_divide_are_refused_with_the_sizes_that_it
     error = capsys.readouterr().err
     assert "3 ranks cannot share one copy of the sampler's weights: the model has 4 attention heads" in error
     assert "1, 2 (with cluster.ranks: 6)" in error
+    sizes[2:] = ["cluster.sampler_ranks=6", "cluster.learner_ranks=1"]
+    assert main([command, config_file, *sizes]) == 2
+    assert "1, 2 (with cluster.sampler_ranks: 6)" in capsys.readouterr().err
 
 
 def mixture(models: Callable[[str], Path], tmp_path: Path, columns: int) -> str:
