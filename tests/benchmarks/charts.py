@@ -68,7 +68,7 @@ def comparison(results: Mapping[str, Any], picture: Path) -> str:
                 f"{values['memory_bytes'] / 2**20:.0f}",
             ])  # fmt: skip
             bars.append((f"{found['what']}: {side}", phases, f"{values['seconds']:.1f} s"))
-    picture.write_text(stacked_bars("Seconds of a training step, by phase", bars))
+    picture.writetext(stacked_bars("Seconds of a training step, by phase", bars))
     first = [
         "a step",
         "ratio",
@@ -95,29 +95,29 @@ def stacked_bars(title: str, bars: Sequence[tuple[str, Mapping[str, float], str]
     label, width, height = 410, 520, 24
     longest = max(sum(phases.values()) for _, phases, _ in bars)
     total = 60 + height * len(bars) + 10
-    parts = [_svg(label + width + 80, total), _text(10, 18, title, bold=True)]
+    parts = [svg(label + width + 80, total), text(10, 18, title, bold=True)]
     x = 10
     for name, colour in COLOURS.items():
-        parts += [f'<rect x="{x}" y="30" width="10" height="10" fill="{colour}"/>', _text(x + 14, 39, name)]
+        parts += [f'<rect x="{x}" y="30" width="10" height="10" fill="{colour}"/>', text(x + 14, 39, name)]
         x += 34 + 7 * len(name)
-    for row, (text, phases, end) in enumerate(bars):
+    for row, (name, phases, end) in enumerate(bars):
         y, x0 = 60 + height * row, float(label)
-        parts.append(_text(label - 8, y + 12, text, anchor="end"))
-        for name, colour in COLOURS.items():
-            size = width * phases.get(name, 0.0) / longest
+        parts.append(text(label - 8, y + 12, name, anchor="end"))
+        for phase, colour in COLOURS.items():
+            size = width * phases.get(phase, 0.0) / longest
             parts.append(f'<rect x="{x0:.1f}" y="{y}" width="{size:.1f}" height="16" fill="{colour}"/>')
             x0 += size
-        parts.append(_text(x0 + 6, y + 12, end))
+        parts.append(text(x0 + 6, y + 12, end))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
 def lines(panels: Sequence[tuple[str, Sequence[str], Mapping[str, Sequence[float]]]]) -> str:
     """An SVG of panels side by side: a title, what the points are called, and curves scaled to their first point."""
     size, gap = 190, 60
-    parts = [_svg(40 + (size + gap) * len(panels), size + 90)]
+    parts = [svg(40 + (size + gap) * len(panels), size + 90)]
     for place, (title, ticks, curves) in enumerate(panels):
         x0, y0 = 40 + place * (size + gap), 30
-        parts.append(_text(x0, 18, title, bold=True))
+        parts.append(text(x0, 18, title, bold=True))
         parts.append(f'<path d="M{x0} {y0}V{y0 + size}H{x0 + size}" fill="none" stroke="#888"/>')
         scaled = {name: [value / values[0] for value in values] for name, values in curves.items()}
         most = max(value for values in scaled.values() for value in values) * 1.05
@@ -128,20 +128,20 @@ def lines(panels: Sequence[tuple[str, Sequence[str], Mapping[str, Sequence[float
             colour = list(COLOURS.values())[number]
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
             parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-            parts.append(_text(x0, y0 + size + 32 + 13 * number, name, colour=colour))
+            parts.append(text(x0, y0 + size + 32 + 13 * number, name, colour=colour))
         parts += [
-            _text(x0 + size * (i + 0.5) / len(ticks), y0 + size + 14, tick, anchor="middle")
+            text(x0 + size * (i + 0.5) / len(ticks), y0 + size + 14, tick, anchor="middle")
             for i, tick in enumerate(ticks)
         ]
-        parts.append(_text(x0 - 4, y0 + 8, f"{most:.1f}", anchor="end"))
+        parts.append(text(x0 - 4, y0 + 8, f"{most:.1f}", anchor="end"))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _svg(width: int, height: int) -> str:
+def svg(width: int, height: int) -> str:
     frame = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif">'
     return f'{frame}<rect width="{width}" height="{height}" fill="white"/>'
 
 
-def _text(x: float, y: float, words: str, *, anchor: str = "start", bold: bool = False, colour: str = "#222") -> str:
+def text(x: float, y: float, words: str, *, anchor: str = "start", bold: bool = False, colour: str = "#222") -> str:
     weight = ' font-weight="bold"' if bold else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" font-size="11" fill="{colour}" text-anchor="{anchor}"{weight}>{words}</text>'
