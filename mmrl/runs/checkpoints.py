@@ -21,7 +21,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -349,10 +349,16 @@ def find(path: Path, on_damage: Callable[[Checkpoint, CheckpointError], None]) -
     return newest
 
 
-def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
+def write_json(path: Path, value: Any) -> None:
     """Write a file of a checkpoint's state."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=indent) + "\n", encoding="ascii")
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="ascii")
+
+
+def write_lines(path: Path, values: Iterable[Any]) -> None:
+    """Write a file of a checkpoint's state with an object in each line; one of them at a time is in memory."""
+    with path.open("w", encoding="ascii") as file:
+        file.writelines(f"{json.dumps(value)}\n" for value in values)
 
 
 def _named(path: Path) -> Checkpoint:

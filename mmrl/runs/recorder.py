@@ -20,13 +20,13 @@ from mmrl.engine_api import Engine, Learner, NetworkFiles
 from mmrl.ops.alarms import Looked
 from mmrl.plugin_host import registry
 from mmrl.plugin_host.used import used_plugins
-from mmrl.runs.checkpoints import Checkpoints, write_json
+from mmrl.runs.checkpoints import Checkpoints, write_json, write_lines
 from mmrl.runs.directory import RunDirectory
 from mmrl.runs.monitoring import Monitoring, StepGroups, fault_of, sampled_and_given, used_monitors
 from mmrl.runs.pace import Pace
 from mmrl.runs.resumption import plain_config
 from mmrl.runs.tracking import Trackers, shown
-from mmrl.step.slots import AHEAD
+from mmrl.step.slots import BATCHES, batch_lines
 from mmrl.system.background import Background
 from mmrl.system.console import Console
 from mmrl.system.redaction import Redactor
@@ -35,8 +35,8 @@ from mmrl.types import CreditedGroup
 
 RUN_STATE = "run.json"
 """The driver's part of a checkpoint's state."""
-AHEAD_STATE = "ahead.json"
-"""The batches of a run that samples ahead of its learner, beside ``RUN_STATE``."""
+BATCH_STATES = "batch-{:06d}.jsonl"
+"""Files of the batches that no step has learned from, each by its step, beside ``RUN_STATE``."""
 
 
 class RunRecorder:
@@ -129,8 +129,8 @@ class RunRecorder:
         self._directory.append_ledger(step, update, samples)
 
     def save(self, learner: Learner, step: int, values: Mapping[str, float], state: Mapping[str, Any]) -> None:
-        ahead = state.get(AHEAD, ())
-        state = {name: value for name, value in state.items() if name != AHEAD}
+        batches = state.get(BATCHES, ())
+        state = {name: value for name, value in state.items() if name != BATCHES}
         record = {
             "step": step,
             "attempt": self._directory.attempt,
@@ -149,8 +149,10 @@ class RunRecorder:
             roles = learner.save(folder)
             (folder / "state").mkdir(exist_ok=True)
             write_json(folder / "state" / RUN_STATE, Redactor().plain(record))
-            if ahead:
-                write_json(folder / "state" / AHEAD_STATE, Redactor().plain(ahead), indent=None)
+            for found in batches:
+                write_lines(
+                    folder / "state" / BATCH_STATES.format(found.step), map(Redactor().plain, batch_lines(found))
+                )
             self._directory.sync()
             return roles
 

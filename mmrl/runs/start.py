@@ -14,11 +14,11 @@ from mmrl.errors import ConfigError, plural
 from mmrl.runs.checkpoints import Checkpoint, CheckpointError, Checkpoints, find
 from mmrl.runs.directory import RunDirectory
 from mmrl.runs.history import metrics_of
-from mmrl.runs.recorder import AHEAD_STATE, RUN_STATE, best_scores, prune, tell
+from mmrl.runs.recorder import BATCH_STATES, RUN_STATE, best_scores, prune, tell
 from mmrl.runs.resumption import Change, changed_config, changed_contents, plain_config, refuse
 from mmrl.runs.setup import RunSetup
 from mmrl.runs.summary import way_on
-from mmrl.step.slots import AHEAD, REACHED
+from mmrl.step.slots import BATCHES, REACHED
 from mmrl.system.console import Console
 
 
@@ -43,8 +43,8 @@ class SavedRun:
             raise CheckpointError(
                 f"the checkpoint's {RUN_STATE} lacks {', '.join(sorted(missing))}", where=str(checkpoint.path)
             )
-        if (checkpoint.state / AHEAD_STATE).exists():
-            state["trainer"][AHEAD] = checkpoint.read_state(AHEAD_STATE)
+        if batches := sorted(checkpoint.state.glob(BATCH_STATES.replace("{:06d}", "*"))):
+            state["trainer"][BATCHES] = batches
         return cls(checkpoint, state, is_another)
 
     @property

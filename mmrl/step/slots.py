@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,8 +18,9 @@ from mmrl.system.clock import Clock
 
 REACHED = "rows_reached"
 """The key of a state that only a run has whose rows were not all measured at the start."""
-AHEAD = "ahead"
-"""The key of a state that only a run has that samples ahead of its learner: its batches, see ``batch_record``."""
+BATCHES = "batches"
+"""The key of a state that only a run has whose sampler is behind: its batches when it is saved, and their files, of
+``batch_lines``, when it is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +65,9 @@ class Kept:
     batches: Sequence[SampledStep] = ()
 
     def rest(self) -> dict[str, Any]:
-        """The part that not every run has: ``REACHED`` and ``AHEAD``, as JSON can hold it."""
+        """The part that not every run has: ``REACHED`` and ``BATCHES``."""
         rows = {} if self.place.rows is None else {REACHED: self.place.rows}
-        return {**rows, AHEAD: list(map(batch_record, self.batches))} if self.batches else rows
+        return {**rows, BATCHES: self.batches} if self.batches else rows
 
     @classmethod
     def of(cls, state: Mapping[str, Any], media: Path) -> Kept:
@@ -75,38 +77,47 @@ class Kept:
             media: The folder of the groups' images.
         """
         place = Place(int(state["consumed_prompts"]), state.get(REACHED), Left.of(state, media))
-        return cls(place, [read_batch(record, media) for record in state.get(AHEAD, ())])
+        return cls(place, [read_batch(path, media) for path in state.get(BATCHES, ())])
 
 
-def batch_record(found: SampledStep) -> dict[str, Any]:
-    """A batch as JSON can hold it: its groups, those of earlier steps that it learns from, and which these are."""
+def batch_lines(found: SampledStep) -> Iterator[dict[str, Any]]:
+    """A batch as objects of JSON: what it is, and then a record of each rollout of its groups, and of the groups of
+    earlier steps that it learns from."""
     assert found.fault is None, "a batch with a fault ends the run"
     places = {id(group): place for place, group in enumerate(found.groups)}
     others = [group for group in found.learned if id(group) not in places]
     places |= {id(group): len(found.groups) + place for place, group in enumerate(others)}
-    return {
+    yield {
         "step": found.step,
         "weight_version": found.weight_version,
         "stats": dict(found.stats),
-        "groups": group_records(found.groups),
-        "others": group_records(others),
+        "groups": len(found.groups),
         "learned": [places[id(group)] for group in found.learned],
     }
+    for place, group in enumerate([*found.groups, *others]):  # one by one: a batch may have millions of tokens
+        yield from ({**record, "group": place} for record in group_records([group]))
 
 
-def read_batch(record: Mapping[str, Any], media: Path) -> SampledStep:
-    """The batch of such a record; experts of the sampler are not in it."""
-    groups, others = (read_groups(record[name], media) for name in ("groups", "others"))
-    both = [*groups, *others]
-    stats = {name: math.nan if value is None else value for name, value in record["stats"].items()}
-    learned = [both[place] for place in record["learned"]]
-    return SampledStep(int(record["step"]), int(record["weight_version"]), groups, stats, learned)
+def read_batch(path: Path, media: Path) -> SampledStep:
+    """The batch of a file of such objects, one in each line; experts of the sampler are not in it."""
+    with path.open(encoding="ascii") as lines:
+        head = json.loads(next(lines))
+        both = read_groups(map(json.loads, lines), media)
+    stats = {name: math.nan if value is None else value for name, value in head["stats"].items()}
+    learned = [both[place] for place in head["learned"]]
+    return SampledStep(head["step"], head["weight_version"], both[: head["groups"]], stats, learned)
+
+
+def _records(path: Path) -> Iterator[Mapping[str, Any]]:
+    """The records of rollouts in a batch's file."""
+    with path.open(encoding="ascii") as lines:
+        next(lines)
+        yield from map(json.loads, lines)
 
 
 def kept_records(state: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The records of all groups in a trainer's state."""
     yield from state[FINISHED]
     yield from state.get(UNFINISHED, ())
-    for batch in state.get(AHEAD, ()):
-        yield from batch["groups"]
-        yield from batch["others"]
+    for path in state.get(BATCHES, ()):
+        yield from _records(path)

@@ -129,8 +129,7 @@ def test_a_signal_at_any_moment_saves_a_whole_step_with_its_batches(fake_runs: R
         assert fake_runs.train(broken) == 10
     newest = max((fake_runs.folder / "broken" / "checkpoints").glob("step-*"))
     step = int(newest.name.removeprefix("step-"))
-    ahead = newest / "state" / "ahead.json"
-    batches = [batch["step"] for batch in json.loads(ahead.read_text())] if ahead.exists() else []
+    batches = [int(path.stem.removeprefix("batch-")) for path in sorted(newest.glob("state/batch-*.jsonl"))]
     assert batches == list(range(step + 1, min(step + 2, 6) + 1)) if step else batches in ([], [1, 2])
     assert fake_runs.train(broken) == 0
     assert not compare(fake_runs.folder / "broken", fake_runs.folder / "whole", same_checkpoints=False)
@@ -235,8 +234,8 @@ def test_a_fork_takes_the_batches_of_its_checkpoint_along(fake_runs: Runs) -> No
 def test_a_run_that_ends_by_its_metric_has_the_batches_that_come_next(fake_runs: Runs) -> None:
     sections = {"save_every": 9, "stop_when": "lr > 0", "steps": 6}
     assert fake_runs.train(config(fake_runs, "run", 2, trainer=sections)) == 0
-    state = fake_runs.folder / "run" / "checkpoints" / "step-000001" / "state" / "ahead.json"
-    assert [batch["step"] for batch in json.loads(state.read_text())] == [2, 3]
+    state = fake_runs.folder / "run" / "checkpoints" / "step-000001" / "state"
+    assert sorted(path.name for path in state.glob("batch-*")) == ["batch-000002.jsonl", "batch-000003.jsonl"]
 
 
 @pytest.mark.parametrize(("lag", "expected"), [(1, [1, 2, 4, 5]), full(0, [1, 2, 5, 6]), full(4, [1, 2, 3, 3])])
@@ -261,8 +260,8 @@ def test_a_fork_takes_the_images_of_its_batches_along(models: Any, picture: Any,
         runs.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
         assert runs.train(config(runs, "first", 2, trainer={"keep_checkpoints": 9})) == 0
         newest = runs.folder / "first" / "checkpoints" / "step-000004"
-        ahead = json.loads((newest / "state" / "ahead.json").read_text())
-        hashes = {image["hash"] for batch in ahead for group in batch["groups"] for image in group["images"]}
+        lines = [line for path in newest.glob("state/batch-*") for line in path.read_text().splitlines()[1:]]
+        hashes = {image["hash"] for line in lines for image in json.loads(line)["images"]}
         assert len(hashes) > 3
         assert runs.train(config(runs, "fork", 2), "--resume", newest) == 0
         assert hashes <= {path.stem for path in (runs.folder / "fork" / "media").iterdir()}

@@ -19,7 +19,7 @@ from mmrl.rollout.batch import SampledStep
 from mmrl.step import queue as queue_module
 from mmrl.step.queue import StepQueue
 from mmrl.step.schedule import Schedule
-from mmrl.step.slots import Kept, Place, batch_record, kept_records, read_batch
+from mmrl.step.slots import BATCHES, Kept, Place, batch_lines, kept_records, read_batch
 from mmrl.step.source import Left
 from mmrl.system.clock import Clock
 from mmrl.types import EncodedPrompt, Message, Prompt, Rollout, RolloutGroup, ScoredGroup, Segment
@@ -36,6 +36,13 @@ def group(name: str, step: int, *, kept: bool = True) -> ScoredGroup:
     return ScoredGroup(
         RolloutGroup(prompt, (rollout,)), np.array([1 / 3]), np.array([True]), {"right": np.array([1 / 3])}, kept=kept
     )
+
+
+def written(folder: Path, batch: SampledStep) -> Path:
+    """A file of a batch as a recorder writes it, which has null for what is no number."""
+    path = folder / f"batch-{batch.step}.jsonl"
+    path.write_text("".join(json.dumps(line).replace("NaN", "null") + "\n" for line in batch_lines(batch)))
+    return path
 
 
 class Gate:
@@ -160,7 +167,7 @@ def test_a_queue_goes_on_from_what_another_has_kept(gate: Any, tmp_path: Path) -
         queue.take(step, Clock())
     kept = queue.keep(3)
     state = {"consumed_prompts": kept.place.position, **kept.place.left.state(), **kept.rest()}
-    state = json.loads(json.dumps(state))
+    state[BATCHES] = [written(tmp_path, found) for found in state[BATCHES]]
     assert {record["prompt_id"] for record in kept_records(state)} >= {"left by 3", "left by 5"}
     later, again = gate(2, *range(99))
     again.restore(Kept.of(state, tmp_path), 3)
@@ -168,7 +175,7 @@ def test_a_queue_goes_on_from_what_another_has_kept(gate: Any, tmp_path: Path) -
         for each in (queue, again):
             each.open(step, step - 1)
         found, expected = again.take(step, Clock()), queue.take(step, Clock())
-        assert batch_record(found) == batch_record(expected)
+        assert list(batch_lines(found)) == list(batch_lines(expected))
     queue.settle()
     again.settle()
     assert later.asked == source.asked[5:] and [version for _, version, _ in later.asked] == [3, 4, 5]
@@ -177,8 +184,7 @@ def test_a_queue_goes_on_from_what_another_has_kept(gate: Any, tmp_path: Path) -
 def test_a_batch_is_read_as_it_was_with_the_groups_that_it_did_not_sample(tmp_path: Path) -> None:
     own, other = [group("a", 1), group("b", 1, kept=False), group("c", 1)], group("z", 0)
     batch = SampledStep(4, 3, own, {"x": 0.1, "y": float("nan")}, [other, own[0], own[2]])
-    record = json.loads(json.dumps(batch_record(batch)).replace("NaN", "null"))
-    found = read_batch(record, tmp_path)
+    found = read_batch(written(tmp_path, batch), tmp_path)
     assert [each.key[1] for each in found.learned] == ["z", "a", "c"]
     assert found.learned[1] is found.groups[0] and found.learned[2] is found.groups[2] and not found.learns_all
     assert found.stats["x"] == 0.1 and np.isnan(found.stats["y"]) and [each.kept for each in found.groups] == [1, 0, 1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count, groupby
@@ -39,7 +39,7 @@ _OF_A_RUN = ("rollouts", "attempts.jsonl", "events.jsonl")
 """A folder that has one of these is a run's, whose other lines are no rollouts."""
 
 
-def read_groups(records: Sequence[Mapping[str, Any]], media: Path) -> list[ScoredGroup]:
+def read_groups(records: Iterable[Mapping[str, Any]], media: Path) -> list[ScoredGroup]:
     """The scored groups of such records; columns that JSON cannot hold are missing.
 
     Args:
