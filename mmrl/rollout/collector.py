@@ -30,6 +30,12 @@ from mmrl.system.clock import Clock
 from mmrl.types import Batch, EncodedPrompt, RolloutGroup, ScoredGroup
 
 
+class VersionProbe(Protocol):
+    """The part of ``SyncProbe`` that is needed here."""
+
+    def ask_sampler(self, sampler: Sampler, version: int | None) -> None: ...
+
+
 class SamplingEngine(Protocol):
     """The part of ``Engine`` that is needed here."""
 
@@ -78,6 +84,7 @@ class Collector:
     Attributes:
         generated: Groups sampled since ``training_groups`` was last called, scored or not; without greedy rollouts.
             The order of one round is that of its prompts once it is over.
+        probe: Asked by the sampler of each step's groups, before they are sampled; None asks nothing.
     """
 
     def __init__(
@@ -94,6 +101,7 @@ class Collector:
         self._config, self._engine, self._player = config, engine, player
         self._scorer, self._progress, self.penalties, self._event = scorer, progress, penalties, event
         self.generated: list[RolloutGroup] = []
+        self.probe: VersionProbe | None = None
 
     def training_groups(
         self,
@@ -118,7 +126,7 @@ class Collector:
         needs = algorithm.needs()
         max_rounds = 1 + (needs.refill.max_rounds if needs.refill else 0)
         groups, left = list[ScoredGroup](), wanted
-        with self._sampling(clock, version) as sampling:
+        with self._sampling(clock, version, self.probe) as sampling:
             for number in range(max_rounds):
                 if left <= 0:
                     break
@@ -226,10 +234,15 @@ class Collector:
         return request_seed(self._config.trainer.seed, prompt.epoch, f"{namespace}environment/{prompt.id}", 0)
 
     @contextmanager
-    def _sampling(self, clock: Clock, version: int | None = None) -> Iterator[Sampling]:
+    def _sampling(
+        self, clock: Clock, version: int | None = None, probe: VersionProbe | None = None
+    ) -> Iterator[Sampling]:
+        """A sampler with weights of a version, which are probed before they sample."""
         with ExitStack() as stack:
             with clock.phase("sync"):
                 sampler = stack.enter_context(self._engine.sampling(version))
+                if probe is not None:
+                    probe.ask_sampler(sampler, version)
             sampling = Sampling(sampler, clock, Failures(), None if self._player is None else self._player.tally())
             yield sampling
             if sampling.calls is not None:

@@ -66,7 +66,7 @@ class PartialCollector(Collector):
         assert partial is not None, "rollouts are sampled in parts"
         flight, unfinished = _Flight(carried), unfinished_among(carried)
         count = max(partial.num_groups(wanted) - len(carried), 0)
-        with self._sampling(clock, version) as sampling, self._members(sampling) as members:
+        with self._sampling(clock, version, self.probe) as sampling, self._members(sampling) as members:
             for number in range(1 + (needs.refill.max_rounds if needs.refill else 0)):
                 missing = wanted - len(flight.kept)
                 if number and missing <= 0:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from mmrl.interfaces import Algorithm
     from mmrl.rollout.episodes.player import EpisodePlayer
     from mmrl.step.loop import Trainer
+    from mmrl.step.sync_probe import SyncProbe
 
 
 class TrainingRun:
@@ -151,6 +152,7 @@ class TrainingRun:
         from mmrl.rollout.collector import Collector
         from mmrl.rollout.partial import PartialCollector
         from mmrl.step.loop import RunContext, Trainer
+        from mmrl.step.sync_probe import SyncProbe
 
         config, setup, directory = self._config, self._setup, self._directory
         algorithm = registry.create("algorithm", config.algorithm)
@@ -163,8 +165,9 @@ class TrainingRun:
         )
         stack.callback(collector.close)
         watchdog = step_watchdog(config.trainer.step_timeout_s, engine, collector, directory)
+        probe = SyncProbe.of(config)
         with watchdog.watch("the audit"):
-            self._audit(engine)
+            self._audit(engine, probe)
         profiler = Profiler(
             engine,
             directory.path / "profile",
@@ -183,6 +186,7 @@ class TrainingRun:
             RunContext(recorder, self._interruption, watchdog, profiler, self._may_restart),
             precision=engine.precision,
             peak_flops_per_s=_peak_of_all(found, config),
+            probe=probe,
         )
 
     def _may_restart(self, error: SamplersRestarted) -> bool:
@@ -221,8 +225,8 @@ class TrainingRun:
         directory.write_config(to_yaml(config))
         return engine, found
 
-    def _audit(self, engine: Engine) -> None:
-        """Probe what the engine computes, if there are steps to come."""
+    def _audit(self, engine: Engine, probe: SyncProbe | None) -> None:
+        """Probe what the engine computes, if there are steps to come; and sample the tokens of later probes."""
         from mmrl.step.audit.start_audit import audit
 
         saved = self._start.saved
@@ -230,6 +234,8 @@ class TrainingRun:
             return
         with self._setup.media.passing():  # the folder keeps the images of rows alone
             told = audit(engine, self._setup.encoder, self._config, self._tell)
+        if probe is not None:
+            probe.sample(engine, self._setup.encoder, self._config)
         if told:
             self._console.line(f"{'':{INDENT}}{told}")
 

@@ -112,6 +112,22 @@ class LogprobCheck:
         self._judge(f"sampler and learner disagree in step {step}", gap, self._limits)
         return metrics.mismatch_metrics(gap)
 
+    def check_version(self, step: int, rollouts: Sequence[Rollout], version: int, *, is_whole: bool) -> None:
+        """See that weights of this version have sampled a step.
+
+        Args:
+            is_whole: True if all of its tokens are of this version; else none is of a later one.
+
+        Raises:
+            NumericsError: Other weights have.
+        """
+        found = {int(each) for rollout in rollouts for each in np.unique(rollout.version_of_token[rollout.mask])}
+        wrong = sorted(found - {version} if is_whole else {each for each in found if each > version})
+        if wrong:
+            versions = ", ".join(map(str, wrong))
+            told = f"step {step} was to be sampled with version {version} of the weights, and has tokens of {versions}"
+            raise NumericsError(told, where="the sampler", remedy="report this: a sampler has taken other weights")
+
     def check_probe(self, step: int, found: Compared) -> dict[str, float]:
         """Metrics of sampler against learner on the probe's tokens, of the rank that is farthest off.
 

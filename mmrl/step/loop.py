@@ -36,6 +36,7 @@ from mmrl.step.lag import StepLag
 from mmrl.step.learn import LearnSettings, StepResult, Update, finished, learn
 from mmrl.step.queue import StepQueue
 from mmrl.step.slots import Kept
+from mmrl.step.sync_probe import SyncProbe
 from mmrl.step.updates import UpdateLog
 from mmrl.system.clock import Clock
 from mmrl.system.freed_memory import FreedMemory
@@ -54,6 +55,7 @@ class Trainer:
         evaluations: Held-out prompts of each evaluation set, by its name; none evaluates nothing.
         precision: ``float32`` or ``bfloat16``; decides how far sampler and learner may disagree.
         peak_flops_per_s: Operations a second that the devices of all ranks do at most; None if that is not known.
+        probe: Compares sampler and learner where the sampler is behind; None where it is not.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Trainer:
         *,
         precision: str,
         peak_flops_per_s: float | None = None,
+        probe: SyncProbe | None = None,
     ) -> None:
         self._config, self._algorithm, self._engine = config, algorithm, engine
         self._encoder, self._collector = encoder, collector
@@ -87,6 +90,7 @@ class Trainer:
         self._check = LogprobCheck(precision, config.trainer.on_mismatch, event=context.recorder.event)
         self._notice = AdapterNotice(precision, context.recorder.event)
         self._peak_flops_per_s = peak_flops_per_s
+        self._probe = collector.probe = probe
         self._done = 0
         self._saved: int | None = None
         self._is_checked = False
@@ -326,7 +330,7 @@ class Trainer:
     def train_step(self, step: int) -> dict[str, float]:
         """Sample, score, assign credit, update; returns the step's metrics."""
         clock, state, result = Clock(self._run.profiler.span), state_of(self._algorithm), StepResult()
-        lag = StepLag(self._config, self._engine, self._queue, step, clock)
+        lag = StepLag(self._config, self._engine, self._queue, step, clock, self._probe)
         with self._run.interruption.immediate():
             found = lag.take()
         self._run.interruption.check()
@@ -336,7 +340,9 @@ class Trainer:
                 raise found.fault
             if not self._is_checked:
                 with clock.phase("check"):
-                    self._is_checked = self._check.check_first(found.rollouts, self._engine, self._algorithm.network)
+                    args = found.rollouts, self._engine, self._algorithm.network, lag.version
+                    self._is_checked = self._check.check_first(*args)
+            probed = lag.check(found, self._check)
             batch, needs = self._collector.batch(found.groups), self._algorithm.needs()
             judge = judge_of(self._config, needs, batch)
             measured = step_metrics(found, batch, judge, refills=needs.refill is not None)
@@ -346,7 +352,8 @@ class Trainer:
         finally:  # groups are recorded before their numbers can stop the run
             with clock.phase("record"):
                 self._recorder.rollouts(step, step_groups(found, result.groups), state)
-        values = {**result.metrics, **measured, **self._queue.left_out, **self._check.check_step(step, result.groups)}
+        compared = self._check.check_step(step, result.groups, lag.version) | probed
+        values = {**result.metrics, **measured, **self._queue.left_out, **compared}
         if not found.is_given and values.get("advantage/abs_mean") == 0:
             self._recorder.event("no_signal", message=f"step {step} taught nothing: every advantage is 0", step=step)
         self._notice.look(step, values)

@@ -138,6 +138,10 @@ class StepQueue:
         clock.beside("queued", time.perf_counter() - slot.ready)
         return slot.found
 
+    def version_of(self, step: int) -> int | None:
+        """The version that a batch in a slot was to be sampled with; None if that is not known any more."""
+        return self._slots[step].version if step in self._slots else None
+
     def prepare(self, step: int) -> None:
         """Begin to make the prompts of the batch after this one, if there is one; with a lag, the thread does so."""
         if not self.schedule.lag:
@@ -234,7 +238,8 @@ class StepQueue:
                 place = self._place()
                 self._prepare(step)
                 with self._changed:
-                    self._slots[step], self._places[step], self._gathered = Slot(found, clock), place, step
+                    slot = Slot(found, clock, version=version)
+                    self._slots[step], self._places[step], self._gathered = slot, place, step
                     if found.fault is not None:
                         raise found.fault
                     self._rest()

@@ -45,11 +45,13 @@ class Slot:
     Attributes:
         clock: Has the phases of its gathering.
         ready: The time of its end, in seconds of ``time.perf_counter``.
+        version: That of the weights which it was to be sampled with; None if it is from a checkpoint.
     """
 
     found: SampledStep
     clock: Clock
     ready: float = field(default_factory=time.perf_counter)
+    version: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

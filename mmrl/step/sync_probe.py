@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Self
 
 from mmrl.config.sections import Config
 from mmrl.engine_api import Engine, Learner, PromptEncoder, Sampler
@@ -35,6 +36,11 @@ class SyncProbe:
         self._temperature, self._newest = 1.0, 0
         self._of_learner = dict[int, Sequence[FloatArray]]()
         self._of_sampler = dict[int, Sequence[Sequence[FloatArray]]]()
+
+    @classmethod
+    def of(cls, config: Config) -> Self | None:
+        """One for a run whose sampler may be behind; None for others, which compare every token."""
+        return cls() if config.trainer.staleness or config.sampler.partial is not None else None
 
     def sample(self, engine: Engine, encoder: PromptEncoder, config: Config) -> None:
         """Take completions of the audit's prompts, which are sampled now; none if none of them fits the run.

@@ -12,6 +12,7 @@ import numpy as np
 from mmrl.commands.replay.rerun import ROUTERS_LOSS, Rerun, name_of, sampled
 from mmrl.ops.metrics import ADAPTER_KEPT
 from mmrl.rollout.records import RecordedGroup, RecordedStep
+from mmrl.step.lag import learners_version
 from mmrl.types import CreditedGroup, FloatArray, SampleKey, ScoredGroup
 
 EXACT, SUMMED = 1e-12, 1e-5
@@ -191,18 +192,23 @@ def metric_parts(result: Rerun, recorded: Mapping[str, float | None]) -> list[Pa
 
 
 def logprob_part(record: RecordedStep, recorded: Mapping[str, float | None]) -> Part:
-    """Check that log-probs of sampler and learner are no further apart than the step's metric says."""
+    """Check that log-probs of sampler and learner are no further apart than the step's metric says.
+
+    The metric is about tokens of the learner's own version.
+    """
     largest = recorded.get("mismatch/logprob_abs_max")
     groups = [group.credited for group in record.groups if group.credited.trained]
     if largest is None:
         return Part("log-probs", "rollouts", 0, [])
+    version = learners_version([group.scored for group in groups], recorded)
     found, compared = [], 0
     for group in groups:
         for rollout, learner in zip(group.scored.group.rollouts, group.logprobs, strict=True):
             if not len(learner) or rollout.view:  # the sampler's are given a view
                 continue
             compared += 1
-            gap = np.where(rollout.mask, np.abs(learner.astype(np.float64) - rollout.sampler_logprobs), 0.0)
+            own = rollout.mask if version is None else rollout.mask & (rollout.version_of_token == version)
+            gap = np.where(own, np.abs(learner.astype(np.float64) - rollout.sampler_logprobs), 0.0)
             if not gap.max() <= largest:
                 token = int(np.nanargmax(np.where(np.isnan(gap), np.inf, gap)))
                 what = f"learner's log-prob of token {token}, against the sampler's"

@@ -27,6 +27,7 @@ from mmrl.rollout.batch import SampledStep, batch_of, rollouts_of, weights_of
 from mmrl.rollout.collector import judge_of, select, step_metrics
 from mmrl.rollout.records import RecordedStep
 from mmrl.step.check import LogprobCheck
+from mmrl.step.lag import learners_version
 from mmrl.step.learn import LearnSettings, StepResult, Update, finished, learn
 from mmrl.token_columns import COLUMNS, CRITIC, POLICY, REWARD, TokenColumn
 from mmrl.types import (
@@ -281,7 +282,9 @@ def rerun(
         gathered = SampledStep(step, rollouts[0].weight_version, found, episode_metrics(rollouts, None))
         batch = batch_of(found, weights_of(config), rules.penalties)
         values |= step_metrics(gathered, batch, judge_of(config, needs, batch), refills=needs.refill is not None)
-    values |= LogprobCheck("float32", "warn", event=lambda kind, **fields: None).check_step(step, result.groups)
+    version = learners_version([group.scored for group in result.groups], beside or {})
+    check = LogprobCheck("float32", "warn", event=lambda kind, **fields: None)
+    values |= check.check_step(step, result.groups, version)
     if beside is not None:
         with plugin_errors(algorithm, "observe"):
             values |= algorithm.observe({**beside, **values})
