@@ -32,7 +32,7 @@ def full(*values: Any) -> Any:
 
 def config(runs: Runs, name: str, lag: int, **sections: Any) -> Path:
     trainer = {"steps": 7, "prompts_per_step": 3, "save_every": 1, "staleness": lag, "run_dir": str(runs.folder / name)}
-    trainer |= {"on_mismatch": "warn", **sections.get("trainer", {})}
+    trainer |= sections.get("trainer", {})
     return runs.config(name, **{"cluster": SPLIT, **sections, "trainer": trainer})
 
 
