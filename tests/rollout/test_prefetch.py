@@ -137,3 +137,18 @@ def test_it_goes_on_from_a_position() -> None:
     drawing.prepare(9)
     drawing.go_to(4)
     assert drawing.draw(5) == whole[4:]
+
+
+@pytest.mark.parametrize("drawn", [3, 700, 1500])
+def test_the_rows_of_groups_that_were_drawn_are_found_in_the_epoch_that_drew_them(drawn: int) -> None:
+    drawing, prompts = supply(source(300), lambda prompt: prompt.id), source(300)
+    keys = [(epoch, name) for epoch, name in drawing.draw(drawn)]
+    wanted = {keys[0], keys[drawn // 2], keys[-1]}
+    again = supply(prompts, lambda prompt: prompt.id)
+    again.go_to(drawing.position)
+    found = again.find(wanted)
+    assert {key: row.id for key, row in found.items()} == {key: key[1] for key in wanted}
+    # Those that come later, or were drawn in no such epoch, are not there.
+    ((epoch, later),) = drawing.draw(1)
+    assert again.find({(epoch, later), (99, keys[0][1]), keys[0]}).keys() == {keys[0]}
+    assert again.position == drawn and again.draw(1) == [(epoch, later)]

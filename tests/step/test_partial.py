@@ -358,3 +358,11 @@ def test_a_run_without_parts_refuses_a_checkpoint_with_unfinished_groups() -> No
     source = Rollouts(plain, run.algorithm, run, run.collector, run._event)
     with pytest.raises(ConfigError, match="still to be sampled"):
         source.resumed(Left.of(run.state(), Path("media")), lambda keys: {})
+
+
+def test_all_parts_of_a_completion_share_its_longest_length() -> None:
+    run = Sampled(lambda name, member: 100 if name == "2" else 3, most=40, engine_steps=16)
+    groups = {group.key[1]: group for _ in range(6) for group in run.take().learned}
+    assert [len(rollout.token_ids) for rollout in groups["2"].rollouts] == [40] * 3
+    assert {rollout.finish_reason for rollout in groups["2"].rollouts} == {"length"}
+    assert all(len(rollout.segments) > 1 for rollout in groups["2"].rollouts)

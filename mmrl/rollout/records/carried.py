@@ -39,10 +39,10 @@ def carried_records(groups: Sequence[CarriedGroup], *, in_parts: bool) -> dict[s
     found: dict[str, list[dict[str, Any]]] = {FINISHED: [], UNFINISHED: []}
     for place, group in enumerate(groups):
         if isinstance(group, ScoredGroup):
-            key, records = FINISHED, group_records([group])
+            key, records = FINISHED, group_records([group], _packed)
         else:
             key, records = UNFINISHED, _unfinished_records(group)
-        found[key] += [_packed({**record, "group": place}) for record in records]
+        found[key] += [{**record, "group": place} for record in records]
     return found
 
 
@@ -74,7 +74,7 @@ def _finished(group: CarriedGroup) -> ScoredGroup:
 def _unfinished_records(group: UnfinishedGroup) -> list[dict[str, Any]]:
     size = len(group.goes_on)
     unscored = ScoredGroup(group.group, np.zeros(size), np.zeros(size, np.bool_), {})
-    members = zip(group_records([unscored]), group.goes_on, group.observations, strict=True)
+    members = zip(group_records([unscored], _packed), group.goes_on, group.observations, strict=True)
     return [
         {**record, "goes_on": goes_on, "observed": group.observed, "observations": list(observations)}
         for record, goes_on, observations in members
@@ -92,9 +92,8 @@ def _read_unfinished(members: Sequence[Mapping[str, Any]], media: Path) -> Unfin
     )
 
 
-def _packed(record: Mapping[str, Any]) -> dict[str, Any]:
-    packed = {name: np.asarray(record[name], kind).tobytes() for name, kind in _PACKED.items()}
-    return {**record, **{name: base64.b64encode(data).decode() for name, data in packed.items()}}
+def _packed(field: str, values: Any) -> str:
+    return base64.b64encode(np.asarray(values, _PACKED[field]).tobytes()).decode()
 
 
 def _unpacked(record: Mapping[str, Any]) -> dict[str, Any]:
