@@ -60,9 +60,10 @@ class Rollouts(Source):
     def resumed(self, left: Left, find: Find) -> Left:
         keys = {group.key for group in unfinished_among(left.carried)}
         in_parts = self._config.sampler.partial is not None
-        if keys and not in_parts:
+        if left.in_parts and left.carried and not in_parts:
             raise ConfigError(
-                f"the checkpoint has {plural(len(keys), 'group')} of which a part is still to be sampled",
+                f"the checkpoint has {plural(len(left.carried), 'group')} in flight, {len(keys)} of them still to be "
+                "sampled in part, and no step would learn from such groups",
                 where="sampler.partial: null",
                 remedy="set sampler.partial as the run had it",
             )

@@ -20,7 +20,8 @@ from mmrl.types import IntArray, ScoredGroup
 class StepLag:
     """Begins a step: with a lag, the slot of a later batch is opened with the weights that there are now.
 
-    Where the same ranks sample whole rollouts and learn, in turns, it does and measures nothing.
+    Where the same ranks sample whole rollouts and learn, in turns, it does and measures nothing; unless the batch is
+    from a checkpoint of a run with a lag, which may go on without one.
 
     Args:
         probe: Asked by the learner before the weights are sampled with; None asks nothing.
@@ -35,8 +36,9 @@ class StepLag:
         self._queue, self._step, self._clock, self._is_split = queue, step, clock, config.cluster.is_split
         self._probe, self._is_partial = probe, config.sampler.partial is not None
         self._taken_s, self._idle_s = 0.0, queue.idle_s
+        self._is_ahead = queue.schedule.lag > 0 or queue.holds(step)
         self.version: int | None = None
-        if self._is_split or self._is_partial:
+        if self._is_split or self._is_partial or self._is_ahead:
             with clock.phase("publish" if self._is_split else "sync"):
                 self.version = engine.publish()
         if probe is not None and self.version is not None:
@@ -59,7 +61,7 @@ class StepLag:
         Raises:
             NumericsError: Sampler and learner disagree, or other weights have sampled the step.
         """
-        version = self._queue.version_of(self._step) if self._queue.schedule.lag else self.version
+        version = self._queue.version_of(self._step) if self._is_ahead else self.version
         if version is None:
             return {}
         check.check_version(self._step, found.rollouts, version, is_whole=not self._is_partial)

@@ -138,6 +138,10 @@ class StepQueue:
         clock.beside("queued", time.perf_counter() - slot.ready)
         return slot.found
 
+    def holds(self, step: int) -> bool:
+        """True if a batch is in its slot."""
+        return step in self._slots
+
     def version_of(self, step: int) -> int | None:
         """The version that a batch in a slot was to be sampled with; None if that is not known any more."""
         return self._slots[step].version if step in self._slots else None

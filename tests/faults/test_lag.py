@@ -249,6 +249,21 @@ def test_a_fork_with_another_lag_learns_from_the_batches_that_are_there(
     assert [versions(fake_runs.folder / "fork", step) for step in range(4, 8)] == [{each} for each in expected]
 
 
+def test_batches_of_older_weights_are_no_mismatch_in_a_run_that_goes_on_without_a_lag(fake_runs: Runs) -> None:
+    """Where ranks take turns, and with ranks of their own. What is sampled from then on is compared."""
+    first = config(fake_runs, "first", 2, trainer={"keep_checkpoints": 9}, learner={"lr": 1e-2})
+    assert fake_runs.train(first) == 0
+    words = ["--resume", fake_runs.folder / "first" / "checkpoints" / "step-000003"]
+    words += ["--allow-change", "trainer.staleness"]
+    for name, cluster in (("together", {"name": "local"}), ("apart", SPLIT)):
+        assert fake_runs.train(config(fake_runs, name, 0, cluster=cluster, learner={"lr": 1e-2}), *words) == 0
+        found, run = metrics(fake_runs.folder / name), fake_runs.folder / name
+        assert [versions(run, step) for step in (4, 5, 6, 7)] == [{1}, {2}, {5}, {6}] and not events(run, "mismatch")
+        assert [found[step].get("staleness/max") for step in (4, 5)] == [2, 2]
+        compared = ["mismatch/logprob_abs_mean" in found[step] for step in (4, 5, 6, 7)]
+        assert compared == [False, False, True, True]
+
+
 @pytest.mark.full
 def test_a_fork_takes_the_images_of_its_batches_along(models: Any, picture: Any, tmp_path: Path) -> None:
     """Those of prompts; the folder of the run that it begins from is not needed any more."""
