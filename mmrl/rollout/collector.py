@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -33,7 +33,7 @@ from mmrl.types import Batch, EncodedPrompt, RolloutGroup, ScoredGroup
 class VersionProbe(Protocol):
     """The part of ``SyncProbe`` that is needed here."""
 
-    def ask_sampler(self, sampler: Sampler, version: int | None) -> None: ...
+    def ask_sampler(self, sampler: Sampler, version: int | None) -> dict[str, float]: ...
 
 
 class SamplingEngine(Protocol):
@@ -63,12 +63,14 @@ class Sampling:
 
     Attributes:
         calls: The environment's; None without one.
+        probed: Metrics of the probe of its weights.
     """
 
     sampler: Sampler
     clock: Clock
     failures: Failures
     calls: CallTally | None
+    probed: Mapping[str, float] = field(default_factory=dict)
 
 
 class Collector:
@@ -194,7 +196,7 @@ class Collector:
         """A step's groups with the metrics of their gathering."""
         failed_calls = None if sampling.calls is None else sampling.calls.failed_fraction
         stats = metrics.failure_metrics("reward", sampling.failures.fractions(self._rewards))
-        stats |= metrics.episode_metrics(rollouts_of(groups), failed_calls)
+        stats |= metrics.episode_metrics(rollouts_of(groups), failed_calls) | dict(sampling.probed)
         return SampledStep(step, groups[0].rollouts[0].weight_version, groups, stats)
 
     @property
@@ -241,9 +243,9 @@ class Collector:
         with ExitStack() as stack:
             with clock.phase("sync"):
                 sampler = stack.enter_context(self._engine.sampling(version))
-                if probe is not None:
-                    probe.ask_sampler(sampler, version)
-            sampling = Sampling(sampler, clock, Failures(), None if self._player is None else self._player.tally())
+                probed = {} if probe is None else probe.ask_sampler(sampler, version)
+            calls = None if self._player is None else self._player.tally()
+            sampling = Sampling(sampler, clock, Failures(), calls, probed)
             yield sampling
             if sampling.calls is not None:
                 sampling.calls.finish()

@@ -128,8 +128,8 @@ class LogprobCheck:
             told = f"step {step} was to be sampled with version {version} of the weights, and has tokens of {versions}"
             raise NumericsError(told, where="the sampler", remedy="report this: a sampler has taken other weights")
 
-    def check_probe(self, step: int, found: Compared) -> dict[str, float]:
-        """Metrics of sampler against learner on the probe's tokens, of the rank that is farthest off.
+    def check_probe(self, step: int, found: Compared) -> None:
+        """Judge sampler against learner on the probe's tokens, for each rank that samples.
 
         Args:
             found: The answers under the version that has sampled the step's newest tokens.
@@ -144,7 +144,6 @@ class LogprobCheck:
             for sight in (each for each in sights if not each.sees):
                 told = f"its log-probs are {sight.off:.1e} nats from the learner's movement of {sight.movement:.1e}"
                 self._report(f"rank {rank} of the sampler does not see images {of}: with another image, {told}", "stop")
-        return metrics.probe_metrics(found.gaps)
 
     def _judge_learner(self, first: _First) -> None:
         """Judge the learner by a wider type, its packing by its rounding, and set the limits that follow from that."""

@@ -55,18 +55,20 @@ class StepLag:
         self._taken_s = time.perf_counter() - begin
         return found
 
-    def check(self, found: SampledStep, check: LogprobCheck) -> dict[str, float]:
-        """Metrics of the probe under the version that the step was sampled with; none where there is no probe.
+    def check(self, found: SampledStep, check: LogprobCheck) -> None:
+        """Judge the weights that the step was sampled with, by their version and by the probe. A batch of a checkpoint
+        has the probe's metrics alone.
 
         Raises:
             NumericsError: Sampler and learner disagree, or other weights have sampled the step.
         """
         version = self._queue.version_of(self._step) if self._is_ahead else self.version
         if version is None:
-            return {}
+            return
         check.check_version(self._step, found.rollouts, version, is_whole=not self._is_partial)
         compared = None if self._probe is None else self._probe.compared(version)
-        return {} if compared is None else check.check_probe(self._step, compared)
+        if compared is not None:
+            check.check_probe(self._step, compared)
 
     def metrics(self, learned: Sequence[ScoredGroup], step_s: float) -> dict[str, float]:
         """``staleness/*`` of the groups that the step learned from, and the shares of its seconds that were waited."""

@@ -165,6 +165,7 @@ class Trainer:
             **kept.place.left.state(),
             "algorithm": own["algorithm"],
             **kept.rest(),
+            **({} if self._probe is None else {"probe": self._probe.state()}),
         }
 
     def restore(self, state: Mapping[str, Any], media: Path, step: int) -> None:
@@ -175,6 +176,8 @@ class Trainer:
         """
         set_generators(state["generators"])
         self._queue.restore(Kept.of(state, media), step)
+        if self._probe is not None:
+            self._probe.restore(state.get("probe", ()))
         self._updates.updates = int(state["updates"])
         faults = state["faults_in_a_row"]  # a number in checkpoints of runs before there were critics
         self._updates.faults_in_a_row = dict(faults) if isinstance(faults, dict) else {self._algorithm.network: faults}
@@ -342,7 +345,7 @@ class Trainer:
                 with clock.phase("check"):
                     args = found.rollouts, self._engine, self._algorithm.network, lag.version
                     self._is_checked = self._check.check_first(*args)
-            probed = lag.check(found, self._check)
+            lag.check(found, self._check)
             batch, needs = self._collector.batch(found.groups), self._algorithm.needs()
             judge = judge_of(self._config, needs, batch)
             measured = step_metrics(found, batch, judge, refills=needs.refill is not None)
@@ -352,7 +355,7 @@ class Trainer:
         finally:  # groups are recorded before their numbers can stop the run
             with clock.phase("record"):
                 self._recorder.rollouts(step, step_groups(found, result.groups), state)
-        compared = self._check.check_step(step, result.groups, lag.version) | probed
+        compared = self._check.check_step(step, result.groups, lag.version)
         values = {**result.metrics, **measured, **self._queue.left_out, **compared}
         if not found.is_given and values.get("advantage/abs_mean") == 0:
             self._recorder.event("no_signal", message=f"step {step} taught nothing: every advantage is 0", step=step)

@@ -326,6 +326,21 @@ def test_groups_stay_whole_in_minibatches_unless_there_are_too_few():
     assert sorted(len(part) for part in minibatches(group_ids, 4, 1, (0, 1), whole=True)) == [1, 3, 3]
 
 
+def test_the_sampler_of_each_step_is_probed_and_that_of_an_evaluation_is_not(run):
+    asked: list[Any] = []
+
+    class Probe:
+        def ask_sampler(self, sampler: Any, version: int | None) -> dict[str, float]:
+            asked.append((sampler, version))
+            return {"mismatch/probe_abs_max": 0.5}
+
+    made = run(evaluate=True, trainer={"steps": 2, "eval_every": 1})
+    made.trainer._collector.probe = Probe()
+    made.fit()
+    assert asked == [(made.engine, None)] * 2 and made.engine.verbs.count("sampling") > 2
+    assert [made.recorder.logged[step].get("mismatch/probe_abs_max") for step in range(3)] == [None, 0.5, 0.5]
+
+
 def test_a_step_samples_checks_itself_and_updates_in_this_order(run):
     done = run(trainer={"steps": 2}).fit()
     first = ["sampling", "learning", "logprobs", "learning", "logprobs one by one"] + ["learning"] * 2 + ["update"]

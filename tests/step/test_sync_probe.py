@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from mmrl.errors import NumericsError
 from mmrl.interfaces import Aggregation
+from mmrl.ops.metrics import probe_metrics
 from mmrl.ops.objective import training_rows
 from mmrl.step.audit.probe_prompts import MOVED, OTHER
 from mmrl.step.audit.start_audit import cheap_rows
@@ -73,7 +75,8 @@ def checked(probe: SyncProbe, version: int, precision: str = "float32", on_misma
     check = LogprobCheck(precision, on_mismatch, event=lambda kind, **fields: None)
     found = probe.compared(version)
     assert found is not None
-    return check.check_probe(version + 2, found)
+    check.check_probe(version + 2, found)
+    return probe_metrics(found.gaps)
 
 
 def test_a_probe_has_images_and_tokens_after_another_one_and_agrees_under_every_version(engine, vision):
@@ -237,3 +240,29 @@ def test_a_learner_that_is_versions_ahead_is_compared_by_the_version_that_the_sa
     for sampler.version in (0, 1, 2):
         probe.ask_sampler(sampler, sampler.version)  # type: ignore[arg-type]
         assert checked(probe, sampler.version)["mismatch/probe_abs_max"] == 0
+
+
+def test_a_run_that_goes_on_has_the_probe_of_its_first_attempt_and_the_same_numbers(engine, vision):
+    first, version = made(engine, vision), engine.publish()
+    with engine.learning() as learner:
+        first.ask_learner(learner, version)
+    with engine.sampling() as sampler:
+        told = first.ask_sampler(sampler, version)
+    assert told.keys() == {"mismatch/probe_abs_mean", "mismatch/probe_abs_max"}
+    for _ in range(4):
+        version = update(engine, first)
+    later = made(engine, vision)  # other weights write other tokens
+    tokens = [[sample.token_ids.tolist() for sample in each._samples] for each in (first, later)]
+    assert tokens[0] != tokens[1]
+    later.restore(json.loads(json.dumps(first.state())))
+    assert [sample.token_ids.tolist() for sample in later._samples] == tokens[0]
+    found = []
+    for probe in (first, later):
+        with engine.learning() as learner:
+            probe.ask_learner(learner, version)
+        with engine.sampling() as sampler:
+            found.append(probe.ask_sampler(sampler, version))
+    assert found[0] == found[1]
+    kept = later.state()
+    later.restore([{"prompt": "one that does not fit any more", "member": 0, "token_ids": [1]}])
+    assert later.state() == kept
