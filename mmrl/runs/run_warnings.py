@@ -43,6 +43,11 @@ def config_warnings(setup: RunSetup) -> list[str]:
     if (critic := config.critic) and adapts and not (critic.path or critic.shares_base(adapts, stage)):
         what = "gives the critic a copy of the policy's weights: below 3 its adapters are on the policy's own"
         warnings.append(f"learner.zero_stage: {stage} {what}")
+    partial, longest = config.sampler.partial, config.sampler.max_new_tokens
+    if partial is not None and config.environment is None and partial.engine_steps >= longest:
+        what = f"a completion of sampler.max_new_tokens, {longest}, is finished in as many steps, so none is cut but "
+        what += "those that wait for room; set it lower, or sampler.partial: null"
+        warnings.append(f"sampler.partial.engine_steps: {partial.engine_steps}: {what}")
     if config.environment is not None and config.environment.scheduling == "eager":
         what = "what shares a batch depends on the clock, so the run, or a resumed one, does not repeat to the bit"
         warnings.append(f"environment.scheduling: eager: {what}")

@@ -105,6 +105,14 @@ def test_plugins_warn_of_a_run_that_they_know(plan):
     ]
 
 
+def test_parts_that_are_as_long_as_completions_are_told_of(plan):
+    def told(engine_steps):
+        sampler = {"group_size": 3, "max_new_tokens": 20, "partial": {"engine_steps": engine_steps}}
+        return [each for each in config_warnings(plan(["beware"], sampler=sampler)) if "sampler.partial" in each]
+
+    assert told(19) == [] and "is finished in as many steps, so none is cut" in told(20)[0]
+
+
 @pytest.mark.parametrize("asked", ["auto", "off"])
 @pytest.mark.parametrize("can", [True, False])
 def test_a_model_that_cannot_share_a_prompt_is_told_of(plan, asked, can):
