@@ -216,3 +216,18 @@ def test_the_map_of_hooks_has_each_method_of_each_kind_and_marks_those_that_must
         assert told[kind].keys() == hooks, kind
         must = set(interface.__abstractmethods__) | ({"score", "score_one"} if kind == "reward" else set())
         assert {name for name, bold in told[kind].items() if bold} == must, kind
+
+
+def test_the_page_on_time_has_the_versions_of_the_schedule() -> None:
+    """Derived from the slots: a batch has the weights that the step which opens its slot begins with."""
+    from mmrl.step.schedule import Schedule
+
+    rows = re.findall(
+        r"^\| `trainer\.staleness: (\d)` \| ([\d |]+) \|$", (ROOT / "mmrl/step/README.md").read_text(), re.M
+    )
+    assert [int(lag) for lag, _ in rows] == [0, 1, 2, 4]
+    for lag, cells in rows:
+        schedule = Schedule(int(lag), steps=100)
+        told = [int(cell) for cell in cells.split("|")]
+        opened = [next(step for step in range(1, 99) if schedule.last_open(step) >= batch) for batch in range(1, 8)]
+        assert told == [step - 1 for step in opened], lag

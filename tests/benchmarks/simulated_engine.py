@@ -358,12 +358,17 @@ class InstantPool:
 
 
 class _InstantSession:
+    closed = None
+
     def __init__(self, turns: int) -> None:
-        self._turns = turns
-        self.opened = _done(ReceivedObservation())
+        self._turns, first = turns, ReceivedObservation()
+        self.opened = _done(first)
+        self.answered: list[tuple[Turn | None, str]] = [(None, first.hash)]
 
     def step(self, turn: Turn) -> Future[ReceivedObservation]:
-        return _done(ReceivedObservation(("x" * 8,), done=turn.index + 1 == self._turns))
+        found = ReceivedObservation(("x" * 8,), done=turn.index + 1 == self._turns)
+        self.answered.append((turn, found.hash))
+        return _done(found)
 
     def close(self) -> None:
         return None

@@ -88,6 +88,13 @@ CASES = {
         (3, 4),
         Costs(learn_s=6 * Costs.learn_s),
     ),
+    "bound": Case(
+        "the same; learning takes thirty times as long and is the bottleneck",
+        Load(group=8),
+        (1, 2),
+        (1,),
+        Costs(learn_s=30 * Costs.learn_s),
+    ),
 }
 
 

@@ -60,6 +60,7 @@ SECTIONS = (
     Section("training", 70, (*LEARNS, "sklearn")),
     Section("endings", 60, LEARNS),
     Section("ranks", 90, LEARNS, devices=2),
+    Section("split", 90, LEARNS, devices=2),
     Section("vllm", 600, (*ENGINE, "vllm")),
     Section("sleep", 330, (*LEARNS, "vllm", "peft")),
     Section("vllm-runs", 240, (*LEARNS, "vllm"), "tests.gpu.endings"),

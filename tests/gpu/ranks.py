@@ -49,12 +49,12 @@ def _learn(bench: Bench, training: Training, ranks: int, found: list[Found], nam
 
     config = training.config(learner={"zero_stage": 3, "lr": 1e-4}, cluster={"name": "ray", "ranks": ranks})
     setup = RunSetup(config, bench.folder / f"media-{ranks}")
-    ray_ranks.RayRanks = partial(_ranks, bench.kind)  # type: ignore[assignment,misc]
+    ray_ranks.RayRanks = partial(ranks_of, bench.kind)  # type: ignore[assignment,misc]
     engine = start_engine(replace(setup.engine_spec(setup.algorithm, None), with_sampler=True))
     try:
         rows = rows_of(setup, LOAD)
         with engine.sampling() as sampler:
-            groups = dict(sampler.generate(_requests(rows)))
+            groups = dict(sampler.generate(requests_of(rows)))
         sampled = [rollout for index in sorted(groups) for rollout in groups[index].rollouts]
         with engine.learning() as learner:
             gap = Gap.between([each.sampler_logprobs for each in sampled], learner.network("policy").score(sampled))
@@ -69,7 +69,7 @@ def _learn(bench: Bench, training: Training, ranks: int, found: list[Found], nam
     return bench.row(name, value, good=gap.verdict(LIMITS["bfloat16"]) == "ok")
 
 
-def _requests(rows: Sequence[Any]) -> list[Any]:
+def requests_of(rows: Sequence[Any]) -> list[Any]:
     """One for each prompt."""
     from mmrl.engine_api import SamplingRequest
 
@@ -77,7 +77,7 @@ def _requests(rows: Sequence[Any]) -> list[Any]:
     return [SamplingRequest(prompt, 2, 1.0, LOAD.completion, seed << 16) for seed, prompt in enumerate(prompts)]
 
 
-def _ranks(kind: str, config: Any) -> Any:
+def ranks_of(kind: str, config: Any) -> Any:
     """Processes in the place of Ray's; on a GPU each sees its own."""
     from tests.cluster.process_ranks import ProcessRanks
 

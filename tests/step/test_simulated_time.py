@@ -85,3 +85,10 @@ def test_an_episode_waits_for_its_tool_and_not_for_the_schedule() -> None:
     quick = run(replace(load, tool_s=0.001), COSTS, Schedule("quick"), (2, 2), 3, warm=1, latency_s=1.0)
     assert quick.idle_tools < 0.001
     assert slow.idle_tools > 0.3 and slow.step_s > quick.step_s + 45
+
+
+def test_episodes_go_on_with_their_tools_from_round_to_round() -> None:
+    load = replace(LOAD, turns=3, tool_s=2.0)
+    engine, recorder = simulated(load, COSTS, Schedule("parts", 1, 2.0), (2, 1), STEPS, further=16 * GRAIN)
+    assert len(engine.learned) == STEPS
+    assert max(values.get("staleness/max", 0.0) for values in recorder.logged.values()) >= 2
