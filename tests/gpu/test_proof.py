@@ -115,7 +115,7 @@ def test_one_gpu_without_vllm_takes_nine_minutes_and_two_ranks_are_left_out(tmp_
     skipped = {row.area: row.why for row in read(tmp_path / "proof.jsonl")}
     missing = "not installed: vllm"
     two = "2 GPUs are needed; here is 1"
-    assert skipped == {"ranks": two, "vllm": missing, "sleep": missing, "vllm-runs": missing}
+    assert skipped == {"ranks": two, "split": two, "vllm": missing, "sleep": missing, "vllm-runs": missing}
     for kind, devices in (("cuda", 2), ("cpu", 0)):
         assert "ranks" in {
             section.name for section in proof.Proof(tmp_path, proof.SECTIONS, kind, "", 9, devices)._left
