@@ -105,14 +105,14 @@ PARTS: Mapping[str, Mapping[str, Any]] = {
         "algorithm": {"name": "grpo", "kl": {"coef": 0.05}},
         "sampler": {"max_new_tokens": 90, "partial": _IN_PARTS},
         "learner": {"minibatches": 2},
-        "trainer": {"save_every": 1, "on_mismatch": "warn"},
+        "trainer": {"save_every": 1},
     },
     "episodes_in_parts": {
         **SLOW_TOOLS,
         "algorithm": {"name": "grpo"},
         "environment": {**SLOW_TOOLS["environment"], "max_turn_tokens": 30, "longest_s": 0.05},
         "sampler": {"group_size": 2, "max_new_tokens": 90, "partial": _IN_PARTS},
-        "trainer": {"steps": 5, "save_every": 1, "eval_every": 3, "on_mismatch": "warn"},
+        "trainer": {"steps": 5, "save_every": 1, "eval_every": 3},
     },
 }
 """Runs whose rollouts are sampled in parts: their checkpoints hold unfinished ones."""
@@ -144,7 +144,7 @@ REAL_BEHIND = {
 REAL_PARTS = {
     **REAL,
     "sampler": {**REAL["sampler"], "group_size": 3, "max_new_tokens": 60, "partial": _IN_PARTS},
-    "trainer": {"steps": 4, "save_every": 2, "eval_every": 100, "on_mismatch": "warn"},
+    "trainer": {"steps": 4, "save_every": 2, "eval_every": 100},
 }
 """A real run whose rollouts are sampled in parts."""
 
