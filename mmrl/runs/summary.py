@@ -73,7 +73,7 @@ def closing(
     report.show("done", [f"{plural(policy.step, 'step')}; {directory}"])
     courses = ((name, _course(_values(name, metrics), name, config.trainer)) for name in _outcomes(config, metrics))
     report.show("outcome", [f"{name}: {course}" for name, course in courses])
-    report.show("time", waited(metrics, config.cluster))
+    report.show("time", waited(metrics, config.cluster, config.trainer.staleness))
     report.show("policy" if policy.role == POLICY else "model", [str(policy.model)])
     run = shlex.quote(str(directory))
     next_steps = [f"mmrl export {run} FOLDER", f"mmrl replay {run}"]
@@ -88,7 +88,7 @@ def closing(
     return report.lines
 
 
-def waited(metrics: Mapping[int, Mapping[str, Any]], cluster: ClusterConfig) -> list[str]:
+def waited(metrics: Mapping[int, Mapping[str, Any]], cluster: ClusterConfig, lag: int) -> list[str]:
     """Lines on what ranks of their own have waited, and on how old tokens were; none of other runs.
 
     The first step is left out: nothing could be gathered before it.
@@ -103,13 +103,15 @@ def waited(metrics: Mapping[int, Mapping[str, Any]], cluster: ClusterConfig) -> 
             f"ranks that sample waited {sampler:.0%} of the time for weights, those that learn {learner:.0%} for groups"
         )
         less, more = ("learner", "sampler") if learner > sampler else ("sampler", "learner")
-        if abs(learner - sampler) > _UNEVEN:
+        if not lag:
+            line += "; they work in turns, and trainer.staleness: 1 would have them work at once"
+        elif abs(learner - sampler) > _UNEVEN:
             count = cluster.num_learner_ranks if less == "learner" else cluster.num_sampler_ranks
             fewer = f"fewer cluster.{less}_ranks and " if count > 1 else ""
             line += f"; {fewer}more cluster.{more}_ranks would shorten a step"
         lines.append(line)
     aged = [each for each in later if all(name in each for name in _STALE)]
-    if aged:
+    if any(each["staleness/max"] for each in aged):
         mean = sum(each["staleness/mean"] for each in aged) / len(aged)
         most = max(each["staleness/max"] for each in aged)
         age = plural(float(f"{mean:.2g}"), "optimizer step")

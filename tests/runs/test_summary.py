@@ -170,20 +170,22 @@ def test_a_run_tells_at_its_end_which_ranks_have_waited_and_for_whose_sake() -> 
     """By time, not by steps; the first step is another."""
     cluster = ClusterConfig(name="ray", sampler_ranks=2, learner_ranks=2)
     steps = {1: idle(0.0, 1.0, 99.0), 2: idle(0.0, 0.5), 3: idle(0.2, 0.1, 30.0)}
-    assert waited(steps, cluster) == [
+    assert waited(steps, cluster, 1) == [
         "ranks that sample waited 15% of the time for weights, those that learn 20% for groups",
     ]
-    (line,) = waited({2: idle(0.3, 0.0)}, cluster)
+    (line,) = waited({2: idle(0.3, 0.0)}, cluster, 1)
     assert line.endswith("; fewer cluster.sampler_ranks and more cluster.learner_ranks would shorten a step")
-    (line,) = waited({2: idle(0.0, 0.3)}, cluster)
+    (line,) = waited({2: idle(0.0, 0.3)}, cluster, 1)
     assert line.endswith("; fewer cluster.learner_ranks and more cluster.sampler_ranks would shorten a step")
     aged = {1: {"staleness/mean": 0.0, "staleness/max": 0.0}, 2: {"staleness/mean": 1.5, "staleness/max": 3.0}}
-    assert waited(aged, cluster) == ["tokens were 1.5 optimizer steps old when they were learned, 3 at most"]
-    assert waited({1: {"perf/step_s": 1.0}, 2: {"perf/step_s": 1.0}}, cluster) == []
-    (line,) = waited({2: idle(0.0, 0.3)}, ClusterConfig(name="ray", sampler_ranks=1, learner_ranks=1))
+    assert waited(aged, cluster, 1) == ["tokens were 1.5 optimizer steps old when they were learned, 3 at most"]
+    assert waited({1: {"perf/step_s": 1.0}, 2: {"perf/step_s": 1.0}}, cluster, 1) == []
+    (line,) = waited({2: idle(0.0, 0.3)}, ClusterConfig(name="ray", sampler_ranks=1, learner_ranks=1), 1)
     assert line.endswith("for groups; more cluster.sampler_ranks would shorten a step")
+    (line,) = waited({2: {**idle(0.3, 0.7), "staleness/mean": 0.0, "staleness/max": 0.0}}, cluster, 0)
+    assert line.endswith("for groups; they work in turns, and trainer.staleness: 1 would have them work at once")
     one = {2: {"staleness/mean": 0.999, "staleness/max": 1.0}}
-    assert waited(one, cluster) == ["tokens were 1 optimizer step old when they were learned, 1 at most"]
+    assert waited(one, cluster, 1) == ["tokens were 1 optimizer step old when they were learned, 1 at most"]
 
 
 def test_only_runs_that_have_them_look_for_what_their_ranks_have_waited() -> None:
