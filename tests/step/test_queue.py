@@ -284,3 +284,25 @@ def test_phases_of_a_thread_are_beside_those_of_the_step() -> None:
 
 def test_a_place_is_that_of_a_run_that_begins() -> None:
     assert Place() == Place(0, None, Left())
+
+
+def test_a_queue_is_settled_once_all_that_is_open_is_gathered(gate: Any) -> None:
+    """Also just after a slot was opened, before the thread has begun."""
+    source, queue = gate(1, 1, 2)
+    queue.open(1, 0)
+    queue.settle()
+    assert [step for step, *_ in source.asked] == [1, 2]
+    queue.open(2, 1)
+    settled = threading.Event()
+
+    def settle() -> None:
+        queue.settle()
+        settled.set()
+
+    waiting = threading.Thread(target=settle)
+    waiting.start()
+    source.await_asked(3)
+    assert not settled.wait(0.2)
+    source.let(3)
+    assert settled.wait(5)
+    waiting.join()
