@@ -21,10 +21,9 @@ AHEAD = (*APART, "trainer.staleness=1", "trainer.steps=4")
 def test_two_runs_a_step_ahead_write_the_same_files(config: str, trained: Callable[..., Path]) -> None:
     one, two = (trained(config, *AHEAD, f"trainer.keep_checkpoints={count}") for count in (3, 4))
     assert not compare(one, two, same_checkpoints=False)
-    updates = 2 if config == "images" else 1
     for step, path in recorded_steps(one).items():
-        assert {line["weight_version"] for line in read_lines(path)} == {updates * max(0, step - 2)}
+        assert {line["weight_version"] for line in read_lines(path)} == {2 * max(0, step - 2)}
     for line in map(json.loads, (one / "metrics.jsonl").read_text().splitlines()[1:]):
-        assert line["staleness/max"] == updates * (line["step"] > 1)
+        assert line["staleness/max"] == 2 * (line["step"] > 1)
         assert line["mismatch/probe_abs_mean"] <= line["mismatch/probe_abs_max"] < 1e-4
         assert ("mismatch/logprob_abs_max" in line) == (line["step"] == 1)  # later tokens are all of older weights
