@@ -12,19 +12,21 @@ import pytest
 from tests.faults.runs import rollouts
 
 pytestmark = pytest.mark.full
+TOGETHER, APART = ["cluster.ranks=2"], ["cluster.sampler_ranks=1", "cluster.learner_ranks=1"]
 
 
 @pytest.mark.parametrize(
-    ("cpus", "sampler"),
+    ("cpus", "sampler", "sides"),
     [
-        pytest.param((1, 1), "vllm", id="one rank on each node"),
-        pytest.param((0, 2), "hf", id="both ranks on the second", marks=pytest.mark.slow),
+        pytest.param((1, 1), "vllm", TOGETHER, id="one rank on each node"),
+        pytest.param((0, 2), "hf", TOGETHER, id="both ranks on the second", marks=pytest.mark.slow),
+        pytest.param((1, 1), "hf", APART, id="one samples here, one learns there", marks=pytest.mark.slow),
     ],
 )
-def test_a_node_without_the_drivers_files_trains(cpus, sampler, work, household, start_cluster):
-    run = f"run-{cpus[0]}"
+def test_a_node_without_the_drivers_files_trains(cpus, sampler, sides, work, household, start_cluster):
+    run = f"run-{cpus[0]}-{len(sides)}"
     address = start_cluster(*cpus)
-    overrides = [f"trainer.run_dir={run}", "cluster.name=ray", "cluster.ranks=2", f"cluster.address={address}"]
+    overrides = [f"trainer.run_dir={run}", "cluster.name=ray", *sides, f"cluster.address={address}"]
     overrides += [f"sampler.name={sampler}"]
     before = set(Path("/tmp").glob("mmrl-node-*"))
     result = household.run("train", "config.yaml", *overrides, folder=work)
