@@ -287,7 +287,9 @@ def rerun(
     values |= check.check_step(step, result.groups, version)
     if beside is not None:
         with plugin_errors(algorithm, "observe"):
-            values |= algorithm.observe({**beside, **values})
+            observed = dict(algorithm.observe({**beside, **values}))
+        values |= observed
+        learner.names |= {name for name in observed if name.startswith("correction/")}  # of sums in float32
     ledger = [update.samples for update in updates if update.samples]
     left_out = len(record.groups) - len(places) - len(carried) if reselect else 0
     return Rerun(kept, result.groups, left_out, values, ledger, needs.refill is not None, learner)
