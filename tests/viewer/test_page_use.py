@@ -31,6 +31,7 @@ def test_keys_lead_through_groups_and_steps(viewer: Viewer) -> None:
     query = viewer.address.partition("?")[2]
     viewer.press("n")
     viewer.until(lambda: viewer.address == f"#/run/0/step/2/group/4?{query}", "the completion and colour are kept")
+    viewer.until(lambda: viewer.page == "run/0/step/2/group/4", "drawn: keys are those of the page that is shown")
     viewer.press("u")
     viewer.until(lambda: viewer.address == "#/run/0/step/2?sort=-reward", "up to the step")
     viewer.until(lambda: viewer.count("input.search"), "drawn")
