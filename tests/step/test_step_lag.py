@@ -69,6 +69,7 @@ def step_lag(log: list[Any], probe: Probe | None, *, sampled_with: int | None = 
         idle_s=0.0,
         schedule=SimpleNamespace(lag=0 if partial else 1),
         open=lambda step, version: log.append(("open", step, version)),
+        holds=lambda step: False,
         version_of=lambda step: sampled_with,
     )
     engine = SimpleNamespace(publish=lambda: 6, learning=learning)
