@@ -128,7 +128,7 @@ def ratio(name: str) -> str:
 
 
 def uncorrected(name: str, algorithm: PolicyGradient) -> Iterator[str]:
-    """What a run learns from older tokens that the correction does not weigh."""
+    """Yields the parts of a loss on older tokens that the correction does not weigh."""
     found = []
     for shift in (0.0, 0.5):
         data = numbers()

@@ -49,7 +49,7 @@ def members(setting: Any, count: int = 2) -> list[SamplingRequest]:
 
 
 def stopped(sampler: Sampler, steps: int, groups: int) -> tuple[list[Any], list[int]]:
-    """What is finished until the stop, as (ticket, step, tokens), and the tickets that are over."""
+    """Samples until the stop; returns (ticket, step, tokens) of what is finished, and the tickets that are over."""
     sampler.stop_after(steps, groups)
     finished, over = list[Any](), list[int]()
     while True:

@@ -47,7 +47,7 @@ def until_stop(sampler: ScriptedSampler) -> tuple[list[int], list[int], int]:
 
 
 def left(cuts: Sequence[Cut]) -> list[tuple[int, list[int], int]]:
-    """Of each cut request its ticket, the tokens that it has, and how many are left."""
+    """Returns the ticket of each cut request, the tokens that it has, and how many are left."""
     found = []
     for each in cuts:
         rollout = Rollout(each.request.prompt, each.request.segments, 0, "", "stop", 0)

@@ -14,7 +14,7 @@ def letters(rollouts: Sequence[Any]) -> list[float]:
 
 
 def early(rollouts: Sequence[Any]) -> list[float]:
-    """Whether the completion begins in the alphabet's first half: often the same for a whole small group."""
+    """Scores 1 for a completion that begins in the alphabet's first half: often the same for a whole small group."""
     return [float(each.text[:1] < "h") for each in rollouts]
 
 

@@ -152,7 +152,7 @@ def _absent(modules: Sequence[str]) -> list[str]:
 
 
 def _environment(kind: str, folder: Path) -> dict[str, str]:
-    """That of a section: this repository's code, whatever is installed; where mmrl is not, its plugins' names too."""
+    """Returns a section's variables: they lead to this repository's code, and to its plugins if it is not installed."""
     from mmrl.commands.doctor.selftest import trial_variables
     from mmrl.system.version import DISTRIBUTION
 

@@ -50,11 +50,11 @@ class OpenSessions:
         self._of: dict[SampleKey, OpenSession] = {}
 
     def take(self, key: SampleKey) -> OpenSession | None:
-        """That of an episode, which is the caller's now; None if it has to be played again."""
+        """Hand over an episode's environment; returns None if the episode has to be played again."""
         return self._of.pop(key, None)
 
     def keep(self, sessions: Mapping[SampleKey, OpenSession]) -> None:
-        """Keep those for the next step."""
+        """Keep environments for the next step."""
         self._of |= sessions
 
     def close(self) -> None:
