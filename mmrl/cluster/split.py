@@ -150,7 +150,7 @@ class SplitEngine(Engine):
             raise loss
         if self._held == version:
             return
-        order = Order(self._orders, self._generation, version, keeps_from=version)
+        order = Order(self._orders, self._generation, version)
         self._orders += 1
         self._held = None
         with defer_signals():  # else some ranks would wait for the others

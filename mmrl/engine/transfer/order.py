@@ -22,18 +22,16 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A wish for the weights of a version.
+    """A wish for the weights of a version; earlier ones are dropped once it has arrived.
 
     Attributes:
         number: Counts orders from 0 in the whole life of the store.
         generation: Counts groups: ranks that were started again are in the next one.
-        keeps_from: The first version that is kept once this one has arrived.
     """
 
     number: int
     generation: int
     version: int
-    keeps_from: int
 
     @property
     def key(self) -> str:

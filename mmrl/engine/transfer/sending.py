@@ -70,7 +70,7 @@ class WeightsSender:
                     self._store.set(order.answer, json.dumps({"fault": told(error)}))
             self._leave()
             return
-        self._snapshots.drop_before(order.keeps_from)
+        self._snapshots.drop_before(order.version)
 
     def _send(self, order: Order, snapshot: Snapshot) -> None:
         group, sums = self._joined(order), list[int]()

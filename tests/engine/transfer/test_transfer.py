@@ -63,7 +63,7 @@ class Line:
 
     def begin(self, version: int, generation: int = 0, taken: Callable[[int], Any] = list) -> list[Future[Any]]:
         """All receivers order a version; ``taken`` makes something of what comes, by receiver."""
-        order = Order(self.number, generation, version, keeps_from=version)
+        order = Order(self.number, generation, version)
         self.number += 1
         return [
             self.threads.submit(lambda own=own, rank=rank: taken(rank, own.weights(order)))  # type: ignore[misc]
