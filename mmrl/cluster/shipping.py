@@ -64,7 +64,7 @@ class PackedRows(list[TrainingRow]):
         names = self[0].columns if self else ()
         return _rows, (
             _pack_samples([row.sample for row in self]),
-            [(row.weight, row.constants, row.views, row.group, row.score, row.whole_group) for row in self],
+            [(r.weight, r.constants, r.views, r.group, r.score, r.whole_group, r.given) for r in self],
             _joined([row.mask for row in self]),
             {name: _joined([row.columns[name] for row in self], np.float32) for name in names},
         )

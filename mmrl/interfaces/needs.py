@@ -58,6 +58,13 @@ class Needs:
             demonstration is a conversation, and not the last one alone.
         views: Second forms of the prompts' images: ``PackedTokens.views`` has what the policy makes of those that are
             scored, and a part of each group is sampled from the others.
+        demonstration: Each group has one member more, its last: the row's demonstration, which rewards score and the
+            step learns as any other. Nobody sampled it: ``Batch.given`` and ``PackedTokens.given_N`` tell it apart. A
+            row without a demonstration is not of use.
+        experience: Rollouts that the run keeps of each prompt, from step to step and in checkpoints:
+            ``Algorithm.remember`` chooses them, and ``Algorithm.recall`` gives them places in later groups of the
+            prompt. ``Batch.recalled`` tells these apart.
+        token_rewards: ``Batch.token_rewards``, of the parts of texts that rewards value (``Spans``).
     """
 
     reference_logprobs: bool = False
@@ -74,6 +81,13 @@ class Needs:
     last_state: bool = False
     all_turns: bool = False
     views: tuple[View, ...] = ()
+    demonstration: bool = False
+    experience: int = 0
+    token_rewards: bool = False
+
+    def __post_init__(self) -> None:
+        if self.experience < 0:
+            raise ValueError(f"experience is a number of rollouts of a prompt, 0 or more, not {self.experience}")
 
     def columns(self, updates: int, network: str = POLICY) -> tuple[TokenColumn, ...]:
         """The token columns that a run has, the same in all of its steps.
@@ -121,4 +135,7 @@ _OF_A_POLICY = (
     "values",
     "mismatched",
     "views",
+    "demonstration",
+    "experience",
+    "token_rewards",
 )

@@ -16,6 +16,7 @@ from mmrl.token_columns import POLICY
 from mmrl.types import (
     Batch,
     Credit,
+    Experience,
     FloatArray,
     ImageRef,
     Message,
@@ -204,6 +205,48 @@ class Algorithm(Plugin):
         """
         return [True] * len(groups)
 
+    def retry(self, group: ScoredGroup) -> Prompt | None:
+        """A prompt to sample once more in place of a group that ``select`` rejects; None takes the next row's.
+
+        Called only with ``Needs.refill``, for each rejected group while there are rounds left. It must depend on the
+        group alone, as ``select``.
+
+        Args:
+            group: The rejected one. ``group.group.prompt.prompt`` is its row; its ``retries`` counts the groups of this
+                prompt that this step has rejected before.
+
+        Returns:
+            The row with other ``messages``, such as with a hint from its ``answer``: its id and the number of
+            ``<image>`` stay. Its completions have seeds of their own.
+        """
+        return None
+
+    def remember(self, group: ScoredGroup) -> Sequence[int]:
+        """Members that the run keeps for the group's prompt; only with ``Needs.experience``.
+
+        Called for each group as it was sampled and scored, before ``select``. Of one prompt the newest
+        ``Needs.experience`` rollouts are kept.
+
+        Returns:
+            Their places in the group, the oldest first. Only valid ones can be kept.
+        """
+        return ()
+
+    def recall(self, group: ScoredGroup, kept: Sequence[Experience]) -> Mapping[int, int]:
+        """Members of a group whose places kept rollouts take; only with ``Needs.experience``.
+
+        Called for each group that was sampled, before ``select``, if rollouts of its prompt are kept. The members
+        leave the step, and ``select`` and ``credit`` see the others.
+
+        Args:
+            kept: The oldest first, of earlier groups, with the tokens and the log-probs of the weights that sampled
+                them. A group whose prompt has other tokens (``retry``) has none of theirs.
+
+        Returns:
+            Places in ``kept`` by the member's place in the group; each at most once.
+        """
+        return {}
+
     @abstractmethod
     def credit(self, batch: Batch) -> Credit:
         """Assign advantages, with the whole rollout batch of all ranks in view (numpy, no gradient)."""
@@ -277,8 +320,16 @@ def _misfit(algorithm: Algorithm, needs: Needs) -> tuple[str, str] | None:
     return None
 
 
+_UNSERVED = ("demonstration", "experience", "token_rewards")
+"""Needs that no run serves yet."""
+
+
 def _misfit_of_critic(algorithm: Algorithm, needs: Needs) -> tuple[str, str] | None:
     """As ``_misfit``, of an algorithm that trains the policy."""
+    if asked := [name for name in _UNSERVED if getattr(needs, name)]:
+        return f"asks for {', '.join(asked)}, which this version does not serve", "do without"
+    if type(algorithm).retry is not Algorithm.retry:
+        return "has retry, which this version does not call", "do without"
     if needs.last_state and not needs.values:
         remedy = "let its network be 'reward', ask for values too, or do without"
         return "asks for last_state, and a policy has no score head", remedy

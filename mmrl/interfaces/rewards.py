@@ -6,10 +6,11 @@ from collections.abc import Awaitable, Sequence
 from typing import ClassVar
 
 from mmrl.interfaces.plugins import Plugin
-from mmrl.types import EncodedPrompt, Rollout, Score, Unscored
+from mmrl.types import EncodedPrompt, Rollout, Score, Spans, Unscored
 
-Scores = Sequence[Score | Unscored | None]
-"""One score per rollout, in order; where it cannot be scored None, or ``Unscored`` with the reason."""
+Scores = Sequence[Score | Spans | Unscored | None]
+"""One score per rollout, in order, which may have values of parts of the text (``Spans``); where it cannot be scored
+None, or ``Unscored`` with the reason."""
 
 
 class Reward(Plugin):
@@ -34,9 +35,11 @@ class Reward(Plugin):
         """Load large things. Called once in each worker before it scores; ``timeout_s`` does not count meanwhile."""
         return
 
-    def score_one(self, rollout: Rollout) -> Score | Unscored | Awaitable[Score | Unscored | None] | None:
-        """A finite number, or several by name (see ``Score``); None, or ``Unscored`` with the reason, takes the rollout
-        out of statistics and loss.
+    def score_one(
+        self, rollout: Rollout
+    ) -> Score | Spans | Unscored | Awaitable[Score | Spans | Unscored | None] | None:
+        """A finite number, or several by name (see ``Score``); ``Spans`` has values of parts of the text beside it;
+        None, or ``Unscored`` with the reason, takes the rollout out of statistics and loss.
 
         Override this where each rollout is scored by itself: a call that hangs then costs one rollout. With
         ``async def`` all rollouts of a group are scored side by side. Random numbers repeat with the rollout if they

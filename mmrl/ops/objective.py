@@ -60,6 +60,7 @@ def training_rows(
     views: Mapping[str, bool] = MappingProxyType({}),
     scores: FloatArray | None = None,
     whole_groups: bool = False,
+    given: BoolArray | None = None,
 ) -> dict[int, TrainingRow]:
     """The rows of one optimizer step by their index in the batch, weighted.
 
@@ -71,6 +72,7 @@ def training_rows(
         views: The views that the run scores, by name; True with a gradient.
         scores: (B,) each row's; None for 0.
         whole_groups: True if groups stay whole.
+        given: (B,) as ``Batch.given``; None for rows without demonstrations among them.
     """
     weights = sequence_weights(aggregation, [masks[i] for i in indices], group_ids[list(indices)])
     numbers, scored = dict(constants), dict(views)  # they travel
@@ -85,6 +87,7 @@ def training_rows(
             group=int(group_ids[i]),
             score=0.0 if scores is None else float(scores[i]),
             whole_group=whole_groups,
+            given=given is not None and bool(given[i]),
         )
         for i, weight in zip(indices, weights, strict=True)
         if weight > 0
@@ -150,10 +153,10 @@ def pack_tokens(
     packed |= {name: pack([getattr(row.sample, name) for row in rows]) for name in sampled}
     packed |= {name: pack([row.columns[name] for row in rows]) for name in rows[0].columns}
     lengths = torch.tensor([len(row.mask) for row in rows], device=logprobs_T.device)
-    if any(row.sample.view for row in rows):
-        from_view_T = torch.tensor([bool(row.sample.view) for row in rows], device=lengths.device)
-        from_view_T = torch.repeat_interleave(from_view_T, lengths)
-        packed |= {name: torch.where(from_view_T, packed["old_logprobs"], packed[name]) for name in sampled}
+    if any(row.sample.view or row.given for row in rows):
+        unknown_N = torch.tensor([bool(row.sample.view) or row.given for row in rows], device=lengths.device)
+        unknown_T = torch.repeat_interleave(unknown_N, lengths)
+        packed |= {name: torch.where(unknown_T, packed["old_logprobs"], packed[name]) for name in sampled}
     return PackedTokens(
         mask_T=mask_T,
         sequence_T=torch.repeat_interleave(torch.arange(len(rows), device=logprobs_T.device), lengths),
@@ -162,6 +165,7 @@ def pack_tokens(
         constants=rows[0].constants,
         group_N=torch.tensor([row.group for row in rows], dtype=torch.int64, device=logprobs_T.device),
         score_N=torch.tensor([row.score for row in rows], dtype=logprobs_T.dtype, device=logprobs_T.device),
+        given_N=torch.tensor([row.given for row in rows], device=logprobs_T.device),
         views=_packed_views(rows, mask_T, (logprobs_T, entropy_T), (seen, seen_entropy)),
         **{column.packed: packed[column.name] for column in COLUMNS},
     )

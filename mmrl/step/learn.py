@@ -162,6 +162,7 @@ def learn(
         views=needs.scored_views,
         scores=batch.rewards,
         whole_groups=needs.whole_groups,
+        given=batch.given,
     )
     network = learner.network(algorithm.network)
     trained = [] if settings.pretrains else [_Trained(algorithm.network, network, rows_of, len(samples))]

@@ -33,19 +33,19 @@ from mmrl.types.rollout import (
     SCORE,
     TRUNCATED,
     Call,
+    Experience,
     FinishReason,
     Observation,
     PlayedTurn,
     Rollout,
     RolloutGroup,
     Sample,
-    Score,
     ScoredGroup,
     Segment,
     Turn,
-    Unscored,
     policy_turns,
 )
+from mmrl.types.score import Score, Spans, Unscored
 
 __all__ = [
     "DOCUMENT",
@@ -64,6 +64,7 @@ __all__ = [
     "Credit",
     "CreditedGroup",
     "EncodedPrompt",
+    "Experience",
     "FinishReason",
     "FloatArray",
     "GroupKey",
@@ -87,6 +88,7 @@ __all__ = [
     "Score",
     "ScoredGroup",
     "Segment",
+    "Spans",
     "TokenLoss",
     "TrainingRow",
     "Turn",

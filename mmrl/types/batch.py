@@ -48,6 +48,11 @@ class Batch:
         mismatched_reference_logprobs: The same under the reference; None unless ``needs`` asked for both.
         sampled_from: The view that each row was sampled from, which its ``sampler_logprobs`` are about; empty for the
             prompt's own images. None if no row was sampled from a view.
+        given: (B,) True for demonstrations, one of each group; None unless ``needs`` asked.
+        recalled: (B,) True for rollouts of earlier steps; their ``sampler_logprobs`` are those of the weights that
+            sampled them. None unless ``needs`` asked for ``experience``.
+        token_rewards: B arrays (T_i,) float64, the sum of what rewards say of the parts of the text that end with each
+            token, times the rewards' weights; 0 in rows that are not valid. None unless ``needs`` asked.
     """
 
     rewards: FloatArray
@@ -71,6 +76,9 @@ class Batch:
     mismatched_logprobs: Sequence[FloatArray] | None = None
     mismatched_reference_logprobs: Sequence[FloatArray] | None = None
     pretrains: bool = False
+    given: BoolArray | None = None
+    recalled: BoolArray | None = None
+    token_rewards: Sequence[FloatArray] | None = None
 
     def component(self, name: str) -> FloatArray:
         """(B,) values of a component; NaN where no reward has answered one of that name."""

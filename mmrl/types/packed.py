@@ -29,6 +29,7 @@ class TrainingRow:
         group: The id of its group in the batch.
         score: Its reward; of what the dataset gave, its score.
         whole_group: True if all rows of the group belong into its micro-batch.
+        given: True for the demonstration of a group whose other rows were sampled.
     """
 
     sample: Sample
@@ -40,6 +41,7 @@ class TrainingRow:
     group: int = 0
     score: float = 0.0
     whole_group: bool = False
+    given: bool = False
 
     @property
     def own_views(self) -> list[str]:
@@ -84,7 +86,8 @@ class PackedTokens:
         logprobs_T: Current log-probs at the sampling temperature, with gradient.
         old_logprobs_T: Before the step, detached; the current ones where they are not computed.
         sampler_logprobs_T: As the sampler reported them; zeros for what nobody sampled. Of what was sampled from a view
-            the sampler has said nothing that these prompts could be compared by: there they are ``old_logprobs_T``.
+            the sampler has said nothing that these prompts could be compared by, and nothing of a demonstration in a
+            sampled group: there they are ``old_logprobs_T``.
         reference_logprobs_T: None without a reference policy.
         advantages_T: Detached.
         mask_T: bool, tokens in the loss.
@@ -102,6 +105,7 @@ class PackedTokens:
         returns_T: As the step's ``Credit`` has them, detached.
         group_N: (num_sequences,) int64, the id of each sequence's group.
         score_N: (num_sequences,) its reward, or the dataset's score.
+        given_N: (num_sequences,) bool, True for demonstrations beside what was sampled (``Batch.given``).
     """
 
     logprobs_T: torch.Tensor
@@ -117,6 +121,7 @@ class PackedTokens:
     views: Mapping[str, PackedView] = field(default_factory=dict)
     group_N: torch.Tensor = field(default_factory=_nothing)
     score_N: torch.Tensor = field(default_factory=_nothing)
+    given_N: torch.Tensor = field(default_factory=_nothing)
     final_values_N: torch.Tensor | None = None
     values_T: torch.Tensor | None = None
     old_values_T: torch.Tensor | None = None

@@ -102,6 +102,8 @@ class Prompt:
         choices: The answers that the question offers, in the order of their letters A, B, ...
         candidates: Completions to compare, or one with a verdict; empty where the dataset gives none.
         category: The kind of question, by which evaluations tell accuracies apart; empty if the row has none.
+        retries: Groups of it that this step has rejected, where ``Algorithm.retry`` has it sampled once more; a loader
+            leaves it 0.
     """
 
     id: str
@@ -114,6 +116,7 @@ class Prompt:
     choices: tuple[str, ...] = ()
     candidates: tuple[Candidate, ...] = ()
     category: str = ""
+    retries: int = 0
 
     @property
     def is_document(self) -> bool:

@@ -30,28 +30,6 @@ ENVIRONMENT = "environment"
 TRUNCATED: frozenset[FinishReason] = frozenset({"length", "budget", "turns"})
 """Ends by a limit."""
 
-Score = float | Mapping[str, Any]
-"""One reward's value for one rollout: any finite number, or several by name.
-
-``rewards[].weights`` weighs several values into one; without it, ``overall`` or ``score`` is the value, and else their
-sum. If one rollout of an answer has ``overall`` or ``score``, all must. The other values are components
-``<label>/<name>`` of weight 0: logged and recorded, in no sum. Values beside an ``overall`` or ``score`` are ignored
-if they are no numbers. A component may be None where it does not apply.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Unscored:
-    """In place of a score: None, and why the rollout cannot be scored.
-
-    A step's event ``reward_unscored`` counts them and shows the first one.
-
-    Attributes:
-        why: A clause about the reward, such as ``found no verdict in 'Sure!'``.
-    """
-
-    why: str
-
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -243,6 +221,7 @@ class Rollout(Sample):
         episode: Its turns with the environment's answers; empty without an environment.
         components: The environment's scores, by name; None where it could not score.
         failure: The reason why its environment failed; empty if it did not. Such a rollout is invalid.
+        recalled: True if an earlier step has sampled it, and it has taken a member's place (``Algorithm.recall``).
     """
 
     index: int
@@ -253,6 +232,7 @@ class Rollout(Sample):
     episode: tuple[PlayedTurn, ...] = ()
     components: Mapping[str, float | None] = field(default_factory=dict)
     failure: str = ""
+    recalled: bool = False
 
     @property
     def key(self) -> SampleKey:
@@ -354,3 +334,20 @@ class ScoredGroup:
     def component(self, name: str) -> FloatArray:
         """(G,) values of a component; NaN where no reward has answered one of that name."""
         return self.components.get(name, np.full(len(self.rewards), np.nan))
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """A rollout of an earlier step that the run keeps for its prompt, with its score (``Needs.experience``).
+
+    Attributes:
+        rollout: As it was sampled, by the weights of that step.
+        reward: The weighted sum of its components.
+        components: Raw value of each reward by name; NaN for None.
+        answers: The answer that each reward which reads answers has read.
+    """
+
+    rollout: Rollout
+    reward: float
+    components: Mapping[str, float]
+    answers: Mapping[str, str | None] = field(default_factory=dict)
