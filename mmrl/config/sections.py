@@ -176,7 +176,9 @@ class LearnerConfig(Section):
     epochs: Count = 1
     """Passes over a rollout batch."""
     tokens_per_microbatch: Annotated[Count, MAY_CHANGE] = 8192
-    """Tokens in one packed row: a matter of memory, not of results."""
+    """Tokens that a rank holds of one packed row: a matter of memory, not of results."""
+    sequence_parallel_size: Annotated[Count, MAY_CHANGE] = 1
+    """Ranks that hold one packed row together, each a part of its tokens: rows may be so many times as long."""
     share_prefix: Annotated[Literal["auto", "off"], MAY_CHANGE] = "auto"
     """auto: a prompt, its images too, is computed once per row for all of its completions; off: with each of them."""
     router_aux_loss_coef: Annotated[float, Field(ge=0, le=1)] = 0.0
