@@ -162,7 +162,7 @@ def _to_tokens(part_SF: torch.Tensor, bounds: list[int], group: SequenceGroup) -
     own = lengths[group.rank]
     found = part_SF.new_empty(group.size * own, part_SF.shape[1])
     dist.all_to_all_single(found, part_SF.contiguous(), [own] * group.size, lengths, group=group.ranks)
-    return found.unflatten(0, (group.size, own))
+    return found.view(group.size, own, -1)
 
 
 def _sum(own: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
