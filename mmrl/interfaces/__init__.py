@@ -22,7 +22,7 @@ from mmrl.interfaces.monitors import (
     StepRecord,
     StepView,
 )
-from mmrl.interfaces.needs import Needs, Refill, Starvation
+from mmrl.interfaces.needs import Branches, Needs, Refill, Starvation
 from mmrl.interfaces.plugins import (
     API_VERSION,
     CORRECTION_BOUNDS,
@@ -35,13 +35,12 @@ from mmrl.interfaces.plugins import (
     Plugin,
     PluginConfig,
     RunFacts,
-    ShownRollout,
     SourceName,
-    Tracker,
     roles_of,
     served_needs,
 )
 from mmrl.interfaces.rewards import Reward, Scores
+from mmrl.interfaces.trackers import ShownRollout, Tracker
 from mmrl.interfaces.views import View
 
 __all__ = [
@@ -54,6 +53,7 @@ __all__ = [
     "Algorithm",
     "Arguments",
     "Baseline",
+    "Branches",
     "CorrectionMode",
     "Curve",
     "DatasetFacts",

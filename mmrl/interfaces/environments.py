@@ -43,10 +43,14 @@ class Environment(Plugin):
         timeout_s: Seconds that each call of a method may take; ``environment.timeout_s`` of the config wins, and is set
             before ``prepare``.
         components: Names of what ``score`` answers; they may follow from the options.
+        repeatable: True if an episode that is played again, from its seed and the turns of the policy, is answered as
+            it was. False for one that depends on what lies outside, such as a server with a memory; it may follow from
+            the options. An algorithm that branches needs such episodes.
     """
 
     timeout_s: float = 60.0
     components: tuple[str, ...] = ()
+    repeatable: bool = True
 
     def prepare(self) -> None:
         """Load large things, once in each worker; ``timeout_s`` does not count meanwhile."""

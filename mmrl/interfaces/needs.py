@@ -30,6 +30,31 @@ class Refill:
 
 
 @dataclass(frozen=True, slots=True)
+class Branches:
+    """Episodes of a group that go on from others of it, before turns that ``Algorithm.branch`` names.
+
+    A group begins with ``sampler.group_size - rounds * per_round`` episodes, and has ``sampler.group_size`` in the end.
+    A round begins when all episodes of the step that are there so far are over.
+
+    Attributes:
+        rounds: Times that further episodes begin.
+        per_round: Further episodes of a group in each round.
+    """
+
+    rounds: int = 1
+    per_round: int = 1
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or self.per_round < 1:
+            raise ValueError(f"rounds and per_round are at least 1, not {self.rounds} and {self.per_round}")
+
+    @property
+    def count(self) -> int:
+        """Episodes of a group that go on from others."""
+        return self.rounds * self.per_round
+
+
+@dataclass(frozen=True, slots=True)
 class Needs:
     """Needs of an algorithm beyond rollouts and rewards.
 
@@ -65,6 +90,8 @@ class Needs:
             ``Algorithm.remember`` chooses them, and ``Algorithm.recall`` gives them places in later groups of the
             prompt. ``Batch.recalled`` tells these apart.
         token_rewards: ``Batch.token_rewards``, of the parts of texts that rewards value (``Spans``).
+        branches: ``branch`` is asked, and a part of each group are episodes that go on from others of it; only in a run
+            with an environment. ``Batch.branches`` tells which. Greedy rollouts and evaluations have none.
     """
 
     reference_logprobs: bool = False
@@ -84,6 +111,7 @@ class Needs:
     demonstration: bool = False
     experience: int = 0
     token_rewards: bool = False
+    branches: Branches | None = None
 
     def __post_init__(self) -> None:
         if self.experience < 0:
@@ -138,4 +166,5 @@ _OF_A_POLICY = (
     "demonstration",
     "experience",
     "token_rewards",
+    "branches",
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
@@ -15,13 +14,12 @@ from mmrl.interfaces.needs import Needs
 from mmrl.token_columns import POLICY
 from mmrl.types import (
     Batch,
+    Branch,
     Credit,
     Experience,
-    FloatArray,
-    ImageRef,
-    Message,
     PackedTokens,
     Prompt,
+    Rollout,
     ScoredGroup,
     TokenLoss,
 )
@@ -247,6 +245,29 @@ class Algorithm(Plugin):
         """
         return {}
 
+    def branch(self, group: Sequence[Rollout], number: int) -> Sequence[Branch]:
+        """The places from which further episodes of a group go on. Called only with ``Needs.branches``, once in each
+        round, and not where the environment has failed at every reset.
+
+        A new episode has the turns, tokens and log-probs of its parent before the turn, the limits of whole episodes,
+        and an environment that is played again up to there. One place may be named more than once.
+        ``Branch(member, 0)`` begins anew.
+
+        With ``trainer.staleness`` another thread calls it while a step learns: it must depend on the group alone. What
+        is random follows from ``mmrl.ops.branching.generator(group)``.
+
+        Args:
+            group: The group's episodes so far, all over, in their order: those of earlier rounds too. Their rewards are
+                not known yet, but for what the environment has scored (``Rollout.components``, and of each turn
+                ``Rollout.episode``).
+            number: How many are asked for.
+
+        Returns:
+            So many places. ``turn`` is that of a turn of the member, from 0, also of one that the environment failed to
+            answer.
+        """
+        raise NotImplementedError(f"{type(self).__name__} asks for no branches")
+
     @abstractmethod
     def credit(self, batch: Batch) -> Credit:
         """Assign advantages, with the whole rollout batch of all ranks in view (numpy, no gradient)."""
@@ -338,65 +359,18 @@ def _misfit_of_critic(algorithm: Algorithm, needs: Needs) -> tuple[str, str] | N
     if needs.values and type(algorithm).value_loss is Algorithm.value_loss:
         what = "asks for values and has no value_loss, so its critic would learn nothing"
         return what, "write value_loss(self, tokens), or do without values"
+    return _misfit_of_branches(algorithm, needs)
+
+
+def _misfit_of_branches(algorithm: Algorithm, needs: Needs) -> tuple[str, str] | None:
+    """As ``_misfit``, of an algorithm that trains the policy."""
+    if needs.branches is None:
+        return None
+    if algorithm.source != "rollouts":
+        return f"asks for branches, and its source is {algorithm.source}", "let it learn from rollouts, or do without"
+    if needs.experience:
+        what = "asks for branches and experience: others have gone on from a member whose place a kept rollout takes"
+        return what, "do without one of them"
+    if type(algorithm).branch is Algorithm.branch:
+        return "asks for branches and does not say where they begin", "write branch(self, group, number), or do without"
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class ShownRollout:
-    """A rollout as a tracker shows it to people.
-
-    Attributes:
-        messages: The whole conversation; each ``<image>`` stands for the next image.
-        images: Images of the prompt and of observations.
-        answer: The reference answer as text; empty if there is none.
-        reward: The weighted sum of its rewards; NaN if it could not be scored.
-    """
-
-    messages: tuple[Message, ...]
-    images: tuple[ImageRef, ...]
-    answer: str
-    reward: float
-
-
-class Tracker(Plugin):
-    """Sends metrics somewhere. Called from a thread of its own: it can neither stop nor slow a run.
-
-    A run that goes on makes a new object: ``restore`` if there is a ``state``, then ``start``; steps after the
-    checkpoint that it goes on from are logged again. Output of its service belongs on the console only with ``mmrl
-    train --verbose``, which sets ``MMRL_VERBOSE=1``.
-    """
-
-    @abstractmethod
-    def start(self, run_dir: Path, config: Mapping[str, Any]) -> None:
-        """Open the tracker for one run; ``config`` is the resolved one, as plain values."""
-
-    @abstractmethod
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record one step."""
-
-    def alarm(self, step: int, monitor: str, message: str) -> None:
-        """Show an alarm of a monitor, as text."""
-        return
-
-    def evaluation(self, step: int, rollouts: Sequence[ShownRollout], histograms: Mapping[str, FloatArray]) -> None:
-        """Show an evaluation, before its step is logged; not called with ``trainer.tracked_rollouts: 0``.
-
-        Args:
-            rollouts: One of each of the first prompts of each evaluation set, the same in every evaluation.
-            histograms: Values of every completion, by name: ``eval/reward`` and ``eval/length`` of the evaluation
-                (``eval/NAME/reward`` of a set that has a name), ``rollouts/reward`` and ``rollouts/length`` of the step
-                before it, (n,) each.
-        """
-        return
-
-    @abstractmethod
-    def finish(self) -> None:
-        """Flush and close."""
-
-    def state(self) -> Mapping[str, Any]:
-        """State as JSON, such as the run's id, asked for after ``start``; each checkpoint keeps it."""
-        return {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over an earlier ``state``, before ``start``, to go on in the same place."""
-        return

@@ -15,7 +15,7 @@ from mmrl.config.sections import Config
 from mmrl.errors import MMRLError
 from mmrl.rollout.unfinished import CarriedGroup
 from mmrl.token_columns import COLUMNS
-from mmrl.types import GIVEN, Batch, Content, FloatArray, Rollout, ScoredGroup
+from mmrl.types import GIVEN, Batch, BranchedRows, Content, FloatArray, Rollout, ScoredGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,7 @@ def batch_of(
         if greedy
         else None,
         **(turns_of(rollouts) if has_episodes(rollouts) else {}),
+        branches=branches_of([group.rollouts for group in groups]),
         sampled_from=[rollout.view for rollout in rollouts] if any(rollout.view for rollout in rollouts) else None,
     )
 
@@ -135,6 +136,18 @@ def turns_of(rollouts: Sequence[Rollout]) -> dict[str, Any]:
         "turn_rewards": [np.array([played.reward for played in rollout.episode], np.float64) for rollout in rollouts],
         "turn_states": [_states(rollout) for rollout in rollouts],
     }
+
+
+def branches_of(groups: Sequence[Sequence[Rollout]]) -> BranchedRows | None:
+    """``Batch.branches`` of the rollouts of some groups; None if none goes on from another."""
+    parents, shared, first = list[int](), list[int](), 0
+    for group in groups:
+        parents += [-1 if rollout.branch is None else first + rollout.branch.member for rollout in group]
+        shared += [rollout.num_shared for rollout in group]
+        first += len(group)
+    if all(parent < 0 for parent in parents):
+        return None
+    return BranchedRows(np.array(parents, np.int64), np.array(shared, np.int64))
 
 
 def _states(rollout: Rollout) -> list[str]:

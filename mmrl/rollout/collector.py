@@ -20,6 +20,7 @@ from mmrl.interfaces import Algorithm, Needs
 from mmrl.interfaces.views import members_of_views
 from mmrl.ops import metrics
 from mmrl.rollout.batch import SampledStep, batch_of, rollouts_of, weights_of, with_greedy
+from mmrl.rollout.episodes.branching import Branching
 from mmrl.rollout.episodes.failures import CallTally
 from mmrl.rollout.episodes.player import EpisodePlayer
 from mmrl.rollout.rewards.failures import Failure, Failures
@@ -134,7 +135,7 @@ class Collector:
                     break
                 with clock.phase("prompts"):
                     prompts = [replace(prompt, epoch=epoch) for epoch, prompt in draw(left)]
-                found = self._round(sampling, prompts, needs)
+                found = self._round(sampling, prompts, needs, Branching.of(algorithm, len(prompts)))
                 with clock.phase("credit"):
                     kept = select(algorithm, found) if needs.refill else [True] * len(found)
                 pairs = enumerate(zip(found, kept, strict=True))
@@ -208,17 +209,21 @@ class Collector:
         sampling: Sampling,
         prompts: Sequence[EncodedPrompt],
         needs: Needs,
+        branching: Branching | None,
     ) -> list[ScoredGroup]:
         """One scored group for each prompt, in that order, each with its greedy rollout if that is wanted."""
         size, temperature = self._config.sampler.group_size, self._config.sampler.temperature
         requests = [self._request(prompt, "", size, temperature) for prompt in prompts]
         members = members_of_views(needs.views, size)
         if not needs.greedy_rollout:
-            return self._generate_and_score(sampling, requests, members=members, needed=needs.rewards)
+            needed = needs.rewards
+            return self._generate_and_score(sampling, requests, members=members, branching=branching, needed=needed)
         # In the same call, so that both share the batch and the prompt's cached prefix.
         requests += [self._request(prompt, "greedy/", 1, 0.0) for prompt in prompts]
         count, needed = len(prompts), needs.rewards
-        scored = self._generate_and_score(sampling, requests, num_groups=count, members=members, needed=needed)
+        scored = self._generate_and_score(
+            sampling, requests, num_groups=count, members=members, branching=branching, needed=needed
+        )
         return [with_greedy(*pair) for pair in zip(scored[: len(prompts)], scored[len(prompts) :], strict=True)]
 
     def _request(
@@ -258,6 +263,7 @@ class Collector:
         namespace: str,
         members: Mapping[str, int],
         num_groups: int,
+        branching: Branching | None,
     ) -> Iterator[Iterator[tuple[int, RolloutGroup]]]:
         """Groups as they finish: completions, or episodes.
 
@@ -270,7 +276,9 @@ class Collector:
         assert sampling.calls is not None
         prompts = [request.prompt for request in requests]
         seeds = [self._environment_seed(prompt, namespace) for prompt in prompts]
-        played = self._player.play(sampling.sampler, requests, seeds, sampling.calls, sampling.clock, self._event)
+        played = self._player.play(
+            sampling.sampler, requests, seeds, sampling.calls, sampling.clock, self._event, branching
+        )
         with closing(played):
             yield played
 
@@ -283,12 +291,14 @@ class Collector:
         *,
         num_groups: int | None = None,
         members: Mapping[str, int] = MappingProxyType({}),
+        branching: Branching | None = None,
         needed: bool = True,
     ) -> list[ScoredGroup]:
         """Scored groups in the order of their requests; those from ``num_groups`` on are greedy rollouts of others.
 
         Args:
             members: Rollouts of each group by the view that they are sampled from.
+            branching: How episodes go on from others.
             needed: As of ``Scorer.submit``.
         """
         num_groups = len(requests) if num_groups is None else num_groups
@@ -297,9 +307,10 @@ class Collector:
         scores = self._scores(sampling, keep, needed=needed)
         with scores.telling():
             try:
-                with clock.phase("generate"), self._groups(sampling, requests, namespace, members, num_groups) as found:
+                groups = self._groups(sampling, requests, namespace, members, num_groups, branching)
+                with clock.phase("generate"), groups as found:
                     for index, group in found:
-                        clock.count("generate", sum(len(rollout.token_ids) for rollout in group.rollouts))
+                        clock.count("generate", sum(len(r.token_ids) - r.num_shared for r in group.rollouts))
                         if index < num_groups:
                             generated[index] = group
                             self.generated.append(group)

@@ -28,12 +28,14 @@ def check_asynchrony(config: Config, algorithm: Algorithm, needs: Needs, source:
             possible="trainer.staleness: 0; learner.routing: own",
             remedy="remove one of them",
         )
-    if config.trainer.staleness and needs.refill is not None and _keeps_state(algorithm):
+    asked = {"selects groups": needs.refill, "chooses where episodes branch": needs.branches}
+    does = " and ".join(what for what, need in asked.items() if need is not None)
+    if config.trainer.staleness and does and _keeps_state(algorithm):
         raise ConfigError(
-            f"algorithm {config.algorithm.name!r} selects groups and has a state: it would select with the state of "
-            "whichever step is learned just then",
+            f"algorithm {config.algorithm.name!r} {does} and has a state: it would do so with the state of whichever "
+            "step is learned just then",
             where=f"trainer.staleness: {config.trainer.staleness}",
-            possible="trainer.staleness: 0; an algorithm that selects without a state",
+            possible="trainer.staleness: 0; an algorithm that does so without a state",
             remedy="remove trainer.staleness, or choose another algorithm",
         )
 

@@ -19,7 +19,7 @@ from mmrl.interfaces import Algorithm, Reward, served_needs
 from mmrl.plugin_host import registry
 from mmrl.plugin_host.used import own_code
 from mmrl.rollout.episodes.process import EnvironmentFacts
-from mmrl.runs import asynchrony, checks
+from mmrl.runs import asynchrony, branches, checks
 from mmrl.runs.dataset import Dataset
 from mmrl.runs.environment import checked_facts
 from mmrl.runs.resumption import DATA, MODEL, model_fingerprint, template_fingerprint
@@ -90,6 +90,7 @@ class RunSetup:
         asynchrony.check_asynchrony(self.config, algorithm, needs, source)
         checks.check_judged(self.config, source)
         checks.check_views(self.config, algorithm, needs.views)
+        branches.check_branches(self.config, needs)
         return algorithm
 
     @property
@@ -239,8 +240,10 @@ class RunSetup:
     @cached_property
     def prompts(self) -> PromptSource:
         """The training prompts, however few."""
-        data, scored = self.config.data, self.step_source.samples and self.algorithm.needs().rewards
-        checks.check_reads_images(self.config, self.folder, self.algorithm.needs().views)
+        data, needs = self.config.data, self.algorithm.needs()
+        scored = self.step_source.samples and needs.rewards
+        checks.check_reads_images(self.config, self.folder, needs.views)
+        branches.check_repeatable(self.config, needs, self.environment)
         source = self._source((data.train, *data.mix), "data.train", scored=scored)
         checks.check_reward_sources(self.config, source, lambda: self.evaluations.values())
         checks.check_taught_sources(self.config, source)

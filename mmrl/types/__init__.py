@@ -8,7 +8,7 @@ completion (or, for torch tensors in ``PackedTokens``, the completion tokens of 
 """
 
 from mmrl.types.arrays import BoolArray, FloatArray, ImageArray, IntArray
-from mmrl.types.batch import Batch, Credit, CreditedGroup, PreUpdateStatistics
+from mmrl.types.batch import Batch, BranchedRows, Credit, CreditedGroup, PreUpdateStatistics
 from mmrl.types.inspection import ImageReport, Inspection, WeightReport, worst
 from mmrl.types.packed import PackedTokens, PackedView, TokenLoss, TrainingRow
 from mmrl.types.prompt import (
@@ -32,6 +32,7 @@ from mmrl.types.rollout import (
     NO_VERSION,
     SCORE,
     TRUNCATED,
+    Branch,
     Call,
     Experience,
     FinishReason,
@@ -43,6 +44,7 @@ from mmrl.types.rollout import (
     ScoredGroup,
     Segment,
     Turn,
+    before_turn,
     policy_turns,
 )
 from mmrl.types.score import Score, Spans, Unscored
@@ -58,6 +60,8 @@ __all__ = [
     "TRUNCATED",
     "Batch",
     "BoolArray",
+    "Branch",
+    "BranchedRows",
     "Call",
     "Candidate",
     "Content",
@@ -94,6 +98,7 @@ __all__ = [
     "Turn",
     "Unscored",
     "WeightReport",
+    "before_turn",
     "earlier_turns",
     "policy_turns",
     "worst",

@@ -14,6 +14,24 @@ from mmrl.types.prompt import GroupKey
 from mmrl.types.rollout import ScoredGroup
 
 
+@dataclass(frozen=True, slots=True)
+class BranchedRows:
+    """The trees that a batch's episodes make: each row goes on from another one of its group, or begins by itself.
+
+    A row's first ``shared_tokens`` tokens are those of its parent, with the same log-probs. ``mmrl.ops.branching`` has
+    functions of such trees.
+
+    Attributes:
+        parents: (B,) int64, the row that each one goes on from; -1 if it began by itself. A parent comes before its
+            children.
+        shared_tokens: (B,) int64, tokens after the prompt that it shares with its parent; 0 if that is the prompt
+            alone.
+    """
+
+    parents: IntArray
+    shared_tokens: IntArray
+
+
 @dataclass(frozen=True)
 class Batch:
     """A whole rollout batch, as ``Algorithm.credit`` sees it.
@@ -53,6 +71,7 @@ class Batch:
             sampled them. None unless ``needs`` asked for ``experience``.
         token_rewards: B arrays (T_i,) float64, the sum of what rewards say of the parts of the text that end with each
             token, times the rewards' weights; 0 in rows that are not valid. None unless ``needs`` asked.
+        branches: The rows that go on from other rows; None unless ``needs`` asked.
     """
 
     rewards: FloatArray
@@ -79,6 +98,7 @@ class Batch:
     given: BoolArray | None = None
     recalled: BoolArray | None = None
     token_rewards: Sequence[FloatArray] | None = None
+    branches: BranchedRows | None = None
 
     def component(self, name: str) -> FloatArray:
         """(B,) values of a component; NaN where no reward has answered one of that name."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -71,6 +72,12 @@ def policy_turns(segments: Sequence[Segment]) -> list[tuple[Segment, ...]]:
         elif segment.by_policy:
             turns[-1] = (*turns[-1], segment)
     return turns
+
+
+def before_turn(segments: Sequence[Segment], turn: int) -> tuple[Segment, ...]:
+    """The segments before a turn of the policy, from 0; all of them if there are fewer turns."""
+    begins = (place for place, segment in enumerate(segments) if segment.begins_turn)
+    return tuple(segments[: next(islice(begins, turn, None), len(segments))])
 
 
 @dataclass(frozen=True)
@@ -208,6 +215,20 @@ class PlayedTurn:
     finished: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """The place at which an episode goes on from another one of its group.
+
+    Attributes:
+        member: The other one's place in the group.
+        turn: The turn of the other one, from 0, before which they part: all that comes before it is shared, and the new
+            episode samples a turn of its own in its place. Before turn 0 they share the prompt alone.
+    """
+
+    member: int
+    turn: int
+
+
 @dataclass(frozen=True)
 class Rollout(Sample):
     """One completion, or one episode, as a reward sees it.
@@ -222,6 +243,8 @@ class Rollout(Sample):
         components: The environment's scores, by name; None where it could not score.
         failure: The reason why its environment failed; empty if it did not. Such a rollout is invalid.
         recalled: True if an earlier step has sampled it, and it has taken a member's place (``Algorithm.recall``).
+        branch: The place at which it goes on from another one of its group, whose turns and tokens before it are its
+            own too; None for one that began by itself.
     """
 
     index: int
@@ -233,10 +256,16 @@ class Rollout(Sample):
     components: Mapping[str, float | None] = field(default_factory=dict)
     failure: str = ""
     recalled: bool = False
+    branch: Branch | None = None
 
     @property
     def key(self) -> SampleKey:
         return *self.prompt.key, -1 if self.greedy else self.index
+
+    @property
+    def num_shared(self) -> int:
+        """Tokens after the prompt that it has from the episode that it goes on from, the first ones; 0 without one."""
+        return 0 if self.branch is None else sum(len(s.token_ids) for s in before_turn(self.segments, self.branch.turn))
 
     @cached_property
     def version_of_token(self) -> IntArray:

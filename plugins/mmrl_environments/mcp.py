@@ -65,11 +65,14 @@ class MCP(Environment):
         """Seconds until the server has told its tools; per episode, less than environment.timeout_s."""
         call_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
         """Seconds of one call; less than environment.timeout_s."""
+        repeatable: bool = False
+        """True says that the same calls are answered alike again, as algorithms that branch need it."""
 
     config: Config
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
+        self.repeatable = config.repeatable
         try:
             import mcp  # noqa: F401
         except ImportError as error:

@@ -206,7 +206,10 @@ class Admissions:
             heapq.heappop(self._ready)
             taken.append((ticket, request))
             whole, prompt = Sample(request.prompt, request.segments).num_tokens, len(request.prompt.token_ids)
-            tokens += whole - prompt * (unit in units) if is_shared else _new_tokens(request)
+            if is_answer:
+                tokens += _new_tokens(request)
+            else:
+                tokens += whole - prompt * (is_shared and unit in units)
             units.add(unit)
         return taken
 

@@ -11,6 +11,7 @@ from mmrl.engine_api import EAGER, SamplingRequest
 from mmrl.types import (
     ENVIRONMENT,
     NO_VERSION,
+    Branch,
     Call,
     Content,
     EncodedPrompt,
@@ -19,6 +20,7 @@ from mmrl.types import (
     Rollout,
     Segment,
     Turn,
+    before_turn,
     policy_turns,
 )
 
@@ -55,6 +57,7 @@ class Episode:
         played: Its turns; the last one may still have no answer.
         last: The sampler's rollout of the latest turn.
         components: The answer of ``Environment.score``.
+        branch: The place at which it goes on from another one of the group.
     """
 
     request: SamplingRequest
@@ -71,6 +74,25 @@ class Episode:
     finish_reason: FinishReason | None = None
     failure: str = ""
     components: dict[str, float | None] = field(default_factory=dict)
+    branch: Branch | None = None
+
+    @classmethod
+    def branched(cls, parent: Episode, member: int, branch: Branch) -> Episode:
+        """An episode that goes on from its parent's state before a turn that this one has sampled."""
+        began_with, num_images = parent.observed
+        segments = before_turn(parent.segments, branch.turn)
+        return cls(
+            parent.request,
+            member,
+            parent.limits,
+            parent.answered_after,
+            parent.prompt,
+            began_with,
+            num_images + sum(len(segment.images) for segment in segments),
+            segments,
+            played=parent.played[: branch.turn],
+            branch=branch,
+        )
 
     @classmethod
     def resumed(
@@ -123,6 +145,11 @@ class Episode:
     def is_unanswered(self) -> bool:
         """True if its last turn has no answer."""
         return bool(self.played) and self.played[-1].content is None
+
+    @property
+    def is_unproven(self) -> bool:
+        """True if it goes on from another one, and its environment may have been asked nothing since."""
+        return self.branch is not None and self.is_unanswered
 
     @property
     def answered_turns(self) -> list[Turn]:
@@ -227,6 +254,7 @@ class Episode:
             components=dict.fromkeys((ENVIRONMENT, *components)) if self.failure else scored,
             failure=self.failure,
             experts=None if self.last is None else self.last.experts,
+            branch=self.branch,
         )
 
 

@@ -6,6 +6,9 @@ the sampler admits an answer at the step that is due, and only the order in whic
 An episode ends with ``environment`` if that is done, even where the policy has merely stopped calling tools; ``stop``
 is for completions that nobody answers, and no episode ends so. The last turn that ``environment.max_turns`` allows is
 answered too: its reward counts. A turn that was cut because the policy has no tokens left is not.
+
+Where an algorithm branches, a group's later episodes begin when all earlier ones of the round are over, the scores of
+their environments too: so it does not depend on time from which of them the others go on, nor when.
 """
 
 from __future__ import annotations
@@ -19,12 +22,22 @@ from typing import Any, Protocol
 from mmrl.config.plugin_specs import EnvironmentSpec
 from mmrl.engine_api import Finished, PromptEncoder, Sampler, SamplingRequest
 from mmrl.errors import DataError
+from mmrl.rollout.episodes.branching import Branching
 from mmrl.rollout.episodes.episode import Episode, Limits, answered_after
 from mmrl.rollout.episodes.failures import CallFailed, CallTally
 from mmrl.rollout.episodes.observations import ReceivedObservation
 from mmrl.rollout.episodes.pool import EnvironmentPool, Session
 from mmrl.system.clock import Clock
-from mmrl.types import IMAGE_PLACEHOLDER, Content, EncodedPrompt, ImageRef, RawImage, RolloutGroup
+from mmrl.types import (
+    IMAGE_PLACEHOLDER,
+    Content,
+    EncodedPrompt,
+    ImageRef,
+    RawImage,
+    Rollout,
+    RolloutGroup,
+    Turn,
+)
 
 _WAIT_S = 0.02
 """Longest wait for an answer before the sampler is polled again."""
@@ -72,6 +85,7 @@ class EpisodePlayer:
         tally: CallTally,
         clock: Clock,
         event: Callable[..., None],
+        branching: Branching | None = None,
     ) -> Generator[tuple[int, RolloutGroup]]:
         """Groups of episodes as they finish, each with the index of its request.
 
@@ -79,13 +93,15 @@ class EpisodePlayer:
             requests: Groups to sample; prompts still have their raw images.
             seeds: Each group's, for its environments.
             event: Called with a kind and fields for each episode whose environment failed.
+            branching: How a part of some groups goes on from the rest of them; None if all episodes begin anew.
 
         Raises:
             EpisodeError: The environment cannot be made, or fails too often.
+            PluginError: An algorithm names no place to go on from.
         """
         round_ = EpisodeRound(self, sampler, tally, clock, event)
         try:
-            yield from round_.play(requests, seeds)
+            yield from round_.play(requests, seeds, branching)
         except BaseException:
             # Only then: the sampler counts on from the steps at which a whole round's last answers are due.
             sampler.drop()
@@ -102,7 +118,9 @@ class EpisodeRound:
     ) -> None:
         self._player, self._sampler, self._tally, self._clock, self._event = player, sampler, tally, clock, event
         self._seconds_before = player.pool.seconds
+        self._branching: Branching | None = None
         self._groups: list[list[Episode]] = []
+        self._histories: dict[Episode, list[tuple[Turn | None, str]]] = {}  # of episodes that others may go on from
         self._sessions: dict[Episode, Session] = {}  # of episodes that are not over
         self._calls_left: dict[Episode, int] = {}
         self._tickets: dict[int, Episode] = {}  # of episodes that are not over
@@ -110,19 +128,26 @@ class EpisodeRound:
         self._sampling: set[int] = set()
         self._calls: dict[Future[Any], tuple[Episode, bool]] = {}  # True for a score
 
-    def play(self, requests: Sequence[SamplingRequest], seeds: Sequence[int]) -> Iterator[tuple[int, RolloutGroup]]:
+    def play(
+        self, requests: Sequence[SamplingRequest], seeds: Sequence[int], branching: Branching | None = None
+    ) -> Iterator[tuple[int, RolloutGroup]]:
         """Groups as they finish."""
+        self._branching = branching
         self._reset(requests, seeds)
         self._submit()
         unfinished = dict(enumerate(self._groups))
         while unfinished:
             self._go_on()
-            for index, group in list(unfinished.items()):
-                if not any(episode in self._sessions for episode in group):
-                    del unfinished[index]
-                    rollouts = tuple(episode.rollout(self._player.components) for episode in group)
-                    yield index, RolloutGroup(group[0].prompt, rollouts)
-            if self._sample():
+            over = [index for index, group in unfinished.items() if not any(each in self._sessions for each in group)]
+            for index in over:
+                if len(unfinished[index]) == requests[index].num_samples:
+                    group = unfinished.pop(index)
+                    yield index, RolloutGroup(group[0].prompt, self._rollouts(group))
+            if unfinished.keys() <= {*over}:  # at one time, whatever time the environments take
+                for index, group in unfinished.items():
+                    self._branch(group, requests[index], seeds[index])
+                self._submit()
+            elif self._sample():
                 self._wait()
 
     def close(self) -> None:
@@ -143,21 +168,53 @@ class EpisodeRound:
                 details=last.details,
             )
 
+    def _rollouts(self, group: Sequence[Episode]) -> tuple[Rollout, ...]:
+        return tuple(episode.rollout(self._player.components) for episode in group)
+
     def _reset(self, requests: Sequence[SamplingRequest], seeds: Sequence[int]) -> None:
-        """Begin all episodes, each group with one prompt."""
-        self._groups = [self._open(request, seed) for request, seed in zip(requests, seeds, strict=True)]
+        """Begin all episodes but those that go on from others, each group with one prompt."""
+        later = [0 if self._branching is None else self._branching.count(index) for index in range(len(requests))]
+        self._groups = [
+            self._open(request, seed, later=count) for request, seed, count in zip(requests, seeds, later, strict=True)
+        ]
         wait([session.opened for session in self._sessions.values()])
         for request, group in zip(requests, self._groups, strict=True):
             self._begin(request, group)
 
-    def _open(self, request: SamplingRequest, seed: int) -> list[Episode]:
-        """A group's episodes, whose environments begin in the background."""
-        player, row = self._player, request.prompt.prompt
+    def _open(self, request: SamplingRequest, seed: int, *, later: int = 0) -> list[Episode]:
+        """A group's episodes, whose environments begin in the background.
+
+        Args:
+            later: How many of them will go on from others.
+        """
+        player, row, first = self._player, request.prompt.prompt, request.num_samples - later
         delay, bare = answered_after(player.spec), replace(request.prompt, prompt=replace(row, images=()))
-        group = [Episode(request, member, player.limits, delay, bare) for member in range(request.num_samples)]
+        group = [Episode(request, member, player.limits, delay, bare) for member in range(first)]
         for episode in group:
             self._take_in(episode, player.pool.open(row, seed), calls=0)
+        self._tally.possible += later * self._most_calls
         return group
+
+    def _branch(self, group: list[Episode], request: SamplingRequest, seed: int) -> None:
+        """Begin a group's next episodes, each of which goes on from one that is over."""
+        assert self._branching is not None, "some groups have fewer episodes than they want"
+        chosen = self._branching.chosen(self._rollouts(group))
+        self._tally.possible -= len(chosen) * self._most_calls
+        for branch in chosen:
+            parent = group[branch.member]
+            episode = Episode.branched(parent, len(group), branch)
+            group.append(episode)
+            if not parent.played:
+                episode.fail("has failed at every reset of the prompt's first episodes")
+                continue
+            answered = self._histories[parent][: 1 + branch.turn]
+            session = self._player.pool.branch(request.prompt.prompt, seed, answered)
+            self._take_in(episode, session, calls=1 + branch.turn)
+
+    @property
+    def _most_calls(self) -> int:
+        """Calls of the environment in an episode that takes all of its turns."""
+        return 1 + self._player.limits.turns + bool(self._player.components)
 
     def _take_in(self, episode: Episode, session: Session, *, calls: int) -> None:
         """Note an episode that is not over.
@@ -166,7 +223,7 @@ class EpisodeRound:
             calls: Calls that it has made.
         """
         self._sessions[episode] = session
-        self._calls_left[episode] = 1 + self._player.limits.turns + bool(self._player.components) - calls
+        self._calls_left[episode] = self._most_calls - calls
         self._tally.possible += self._calls_left[episode]
 
     def _begin(self, request: SamplingRequest, group: Sequence[Episode]) -> None:
@@ -291,7 +348,7 @@ class EpisodeRound:
         if (ticket := self._ticket_of.get(episode)) is not None:
             del self._tickets[ticket]
             self._sampler.answer(ticket, None)
-        if self._player.components and not episode.failure:
+        if (self._player.components or episode.is_unproven) and not episode.failure:
             self._score(episode)
         else:
             self._leave(episode)
@@ -307,6 +364,8 @@ class EpisodeRound:
         """Close an episode, which makes no more calls, unless that is done."""
         self._tally.possible -= self._calls_left.pop(episode, 0)
         if (session := self._sessions.pop(episode, None)) is not None:
+            if self._branching is not None:
+                self._histories[episode] = session.answered
             session.close()
 
     def _result(self, future: Future[Any], episode: Episode) -> Any:

@@ -35,7 +35,7 @@ class Session:
     must, now or in an earlier call; and EpisodeError if there is no environment at all.
 
     Attributes:
-        opened: The first observation.
+        opened: The first observation; of an episode that begins with another one's turns, None when these are played.
         home: The process that has its environment; None before the first call.
         answered: Each turn that was answered, with the hash of the observation after it; first the one of ``reset``.
         failure: Its first one.
@@ -46,7 +46,7 @@ class Session:
     prompt: Prompt
     seed: int
     lane: _Lane
-    opened: Future[ReceivedObservation] = field(default_factory=Future)
+    opened: Future[ReceivedObservation | None] = field(default_factory=Future)
     home: EnvironmentProcess | None = None
     answered: list[tuple[Turn | None, str]] = field(default_factory=list)
     failure: CallFailed | None = None
@@ -105,6 +105,17 @@ class EnvironmentPool:
         lane.num_sessions += 1
         session = Session(self._count, prompt, seed, lane, answered=list(answered))
         self._count += 1
+        return session
+
+    def branch(self, prompt: Prompt, seed: int, answered: Sequence[tuple[Turn | None, str]]) -> Session:
+        """Begin an episode with what another one was answered; it is played again at once, in the worker with the
+        fewest. If it is then answered differently, its first call fails.
+
+        Args:
+            answered: As ``Session.answered``.
+        """
+        session = self.reopen(prompt, seed, answered)
+        session.lane.submit(lambda: session.lane.catch_up(session), session.opened)
         return session
 
     def close(self) -> None:
@@ -174,6 +185,10 @@ class _Lane:
         session.answered.append((turn, found.hash))
         return found
 
+    def catch_up(self, session: Session) -> None:
+        """Play an episode again in this worker, unless that is done."""
+        self._guarded(session, lambda process: None)
+
     def score(self, session: Session) -> Components:
         """The episode's components."""
         found: Components = self._guarded(session, lambda process: process.call("score", session.number)["components"])
@@ -230,7 +245,7 @@ class _Lane:
         for turn, expected in session.answered:
             if self._ask(process, session, turn).hash != expected:
                 what = "its reset" if turn is None else f"turn {turn.index}"
-                raise CallFailed(f"answered {what} differently when its episode was played again in another worker")
+                raise CallFailed(f"answered {what} differently when its episode was played again")
 
     def _ask(self, process: EnvironmentProcess, session: Session, turn: Turn | None) -> ReceivedObservation:
         if turn is None:

@@ -28,12 +28,14 @@ class EnvironmentFacts:
         example: A turn that acts, where actions are texts; empty if there is none, or the worker was not asked for it.
         components: Names of what it scores, beside the sum of its turns' rewards.
         timeout_s: Seconds that one call may take.
+        repeatable: True if episodes can be played again.
     """
 
     tools: tuple[dict[str, Any], ...]
     components: tuple[str, ...]
     timeout_s: float
     example: str = ""
+    repeatable: bool = True
 
 
 class EnvironmentProcess(WorkerProcess):
@@ -121,5 +123,9 @@ class EnvironmentProcess(WorkerProcess):
             raise error
         facts = reply["facts"]
         return EnvironmentFacts(
-            tuple(facts.get("tools", ())), tuple(facts["components"]), facts["timeout_s"], facts.get("example", "")
+            tuple(facts.get("tools", ())),
+            tuple(facts["components"]),
+            facts["timeout_s"],
+            facts.get("example", ""),
+            bool(facts["repeatable"]),
         )

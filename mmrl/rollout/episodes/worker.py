@@ -58,7 +58,8 @@ def serve() -> None:
 
 def _facts(environment: Environment, *, wants_tools: bool) -> Reply:
     components = [str(name) for name in environment.components]
-    facts: Reply = {"timeout_s": environment.timeout_s, "components": components}
+    repeatable = bool(environment.repeatable)
+    facts: Reply = {"timeout_s": environment.timeout_s, "components": components, "repeatable": repeatable}
     if wants_tools:
         from mmrl.rollout.episodes.tool_schemas import tool_schemas
 
