@@ -205,10 +205,15 @@ def test_at_most_so_many_requests_begin_at_a_step_and_the_others_go_first_at_the
 
 def test_fewer_requests_begin_if_they_bring_many_new_tokens():
     written, observed = (Segment(np.arange(n, dtype=np.int32), n > 1, np.zeros(n, np.float32)) for n in (100, 1))
-    turn = replace(lasting(1, None), segments=(written, observed))  # 103 tokens were read before, and 1 was not
+    turn = replace(lasting(1, None), segments=(written, observed))
     steps = Admissions(most=9, most_tokens=4)
-    steps.submit([lasting(1, None), lasting(1, None), turn, turn, turn])
-    assert [admitted(steps) for _ in range(3)] == [[0, 1], [2, 3, 4], []]
+    steps.submit([lasting(1, 4), lasting(1, 4)])
+    assert [admitted(steps) for _ in range(2)] == [[0, 1], []]
+    for ticket in (0, 1):
+        steps.answer(ticket, turn)  # 103 tokens were read before, and 1 was not
+    assert admitted(steps) == [0, 1]
+    steps.submit([turn, turn, lasting(1, None)])  # these go on from others, which another rank may have read
+    assert [admitted(steps) for _ in range(4)] == [[2], [3], [4], []]
 
 
 def test_a_request_with_more_tokens_than_a_step_takes_begins_alone():
