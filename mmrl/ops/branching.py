@@ -40,7 +40,9 @@ def sums_over_sharers(branches: BranchedRows, values: FloatArray, lengths: Seque
     Returns:
         B arrays (T_i,) float64.
     """
-    found = [np.full(length, value, np.float64) for length, value in zip(lengths, values, strict=True)]
+    found: list[FloatArray] = [
+        np.full(length, value, np.float64) for length, value in zip(lengths, values, strict=True)
+    ]
     for row, parent, shared in _rows(branches):
         while parent >= 0:  # all that it shares with each of those from which it descends
             found[parent][:shared] += values[row]
