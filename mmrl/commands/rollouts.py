@@ -22,7 +22,7 @@ from mmrl.types import GIVEN, SCORE
 _WIDTH = 110
 _FARTHEST = 3
 """Tokens of a rollout whose log-ratios to the reference are shown, or at which a critic changes its mind most."""
-_OPTIONAL = ("segments", "episode", "components", "failure", "candidates", "final_value")
+_OPTIONAL = ("segments", "episode", "components", "failure", "branch", "candidates", "final_value")
 """Fields that only some rollouts have; null in the others."""
 _CONDITION = re.compile(r"\s*([^<>=!]+?)\s*(<=|>=|!=|==|=|<|>)\s*(.*?)\s*", re.DOTALL)
 _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -175,6 +175,8 @@ def _lines(record: Mapping[str, Any], step: int | None, group: Sequence[Mapping[
     if not turns:
         yield f"    {_shortened(record['completion'])}"
     yield from (f"    turn {number}: {_shortened(text)}" for number, text in enumerate(learned, start=1))
+    if (branch := record.get("branch")) is not None:
+        yield f"    goes on from rollout {branch['member']} before its turn {branch['turn'] + 1}"
     for number, turn in enumerate(episode or (), start=1):
         yield from _turn_lines(number, turn)
     if failure := record.get("failure"):

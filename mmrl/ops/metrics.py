@@ -107,6 +107,8 @@ def episode_metrics(rollouts: Sequence[Rollout], failed_calls: float | None) -> 
       mean over episodes. The first observation is a part of the prompt.
     - ``episode/finish_<reason>_fraction``: episodes that ended so, for each reason but ``stop``.
     - ``episode/failed_calls_fraction``: calls of the environment that failed, of all its calls; see ``CallTally``.
+    - ``episode/shared_fraction``: tokens that episodes have from those that they go on from, of all tokens after
+      prompts; only where some do.
 
     Args:
         failed_calls: The share of calls that failed; None leaves that metric out.
@@ -123,7 +125,15 @@ def episode_metrics(rollouts: Sequence[Rollout], failed_calls: float | None) -> 
         "episode/observation_tokens_mean": _mean(np.array([(~rollout.mask).sum() for rollout in rollouts])),
         **{f"episode/finish_{end}_fraction": ends.count(end) / len(ends) for end in _EPISODE_ENDS},
         **({} if failed_calls is None else {"episode/failed_calls_fraction": failed_calls}),
+        **_shared(rollouts),
     }
+
+
+def _shared(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    if all(rollout.branch is None for rollout in rollouts):
+        return {}
+    shared, all_ = (sum(counts) for counts in ([r.num_shared for r in rollouts], [len(r.token_ids) for r in rollouts]))
+    return {"episode/shared_fraction": shared / max(all_, 1)}
 
 
 def length_metrics(masks: Sequence[BoolArray], truncated: BoolArray) -> dict[str, float]:

@@ -62,6 +62,7 @@ def _member(record: Mapping[str, Any], vocabulary: Vocabulary) -> Document:
         "tokens": _tokens(record, vocabulary),
         **({} if episode is None else {"episode": episode}),
         **({"view": record["view"]} if record.get("view") else {}),
+        **({"branch": record["branch"]} if record.get("branch") else {}),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from mmrl.rollout.records import group_records, read_groups, read_lines, read_ro
 from mmrl.runs.directory import RunDirectory
 from mmrl.system.redaction import Redactor
 from mmrl.types import (
+    Branch,
     Call,
     CreditedGroup,
     EncodedPrompt,
@@ -191,6 +192,33 @@ def test_a_file_without_such_turns_has_no_column_for_them(tmp_path: Path) -> Non
 
     plain = segment_fields(write(tmp_path, [credited(episodes(3))]))
     assert segment_fields(write(tmp_path, [credited(in_parts(episodes(3), 3))])) - plain == {"continues"}
+
+
+def branching(group: ScoredGroup) -> ScoredGroup:
+    """The same group, whose second member goes on from the first one."""
+    first, second, *others = group.rollouts
+    rollouts = (first, replace(second, branch=Branch(0, len(first.episode) - 1)), *others)
+    return replace(group, group=replace(group.group, rollouts=rollouts))
+
+
+def test_episodes_that_go_on_from_others_come_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = [branching(episodes(seed)) for seed in range(6)]
+    file = write(tmp_path, [*map(credited, made)])
+    same([each.credited for each in read_step(file).groups], [*map(credited, made)])
+    found = [rollout.branch for group in read_step(file).groups for rollout in group.rollouts]
+    assert found == [rollout.branch for group in made for rollout in group.rollouts] and any(found)
+    lines = [json.dumps(Redactor().plain(record)) for record in group_records(made)]
+    same(read_groups([json.loads(line) for line in lines], tmp_path / "media"), made)
+    assert [json.loads(line).get("branch") for line in lines] == [None if b is None else asdict(b) for b in found]
+    of_file = [json.loads(json.dumps(Redactor().plain(each))) for each in read_lines(file)]
+    assert [each.get("branch") for each in of_file] == [json.loads(line).get("branch") for line in lines]
+    assert main(["rollouts", str(tmp_path)]) == 0
+    turns = [len(group.rollouts[0].episode) for group in made]
+    shown = [line.strip() for line in capsys.readouterr().out.splitlines() if "goes on from" in line]
+    assert shown == [f"goes on from rollout 0 before its turn {number}" for number in turns]
+    # A file without any has no column for them.
+    fields = pq.read_schema(write(tmp_path, [credited(episodes(3))])).field("rollouts").type.value_type
+    assert "branch" not in {field.name for field in fields}
 
 
 def test_lines_of_a_steps_file_are_those_of_its_groups(tmp_path: Path) -> None:

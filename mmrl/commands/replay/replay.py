@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mmrl.commands.replay.branches import branch_part
 from mmrl.commands.replay.comparison import (
     Explanations,
     advantage_change,
@@ -141,6 +142,7 @@ class _Player:
         except DataError as error:
             self.notes.append(str(error))
         else:
+            parts += filter(None, [branch_part(self._record, self._rules.algorithm())])
             parts += [selection_part(self._record, result), advantage_part(self._record, result)]
             ledger = [each["samples"] for each in read_ledger(self._run.path, self._step)]
             parts.append(update_part(result, ledger))
@@ -182,14 +184,18 @@ class _Player:
         """True if it has the run's options too: a state may depend on them."""
         return self._config.algorithm == self._run.config.algorithm
 
+    @property
+    def _rules(self) -> Rules:
+        return Rules(self._config, self._penalties, self._record.state if self._is_same_algorithm else {})
+
     def _rerun(self, scored: Sequence[ScoredGroup], *, reselect: bool) -> Rerun:
-        rules = Rules(self._config, self._penalties, self._record.state if self._is_same_algorithm else {})
         beside = {
             name: math.nan if value is None else value
             for name, value in self._metrics.items()
             if not is_function(name) and not name.startswith(("eval/", "eval_blank/", "monitor/"))
         }
-        return rerun(rules, self._step, self._record, scored, beside if self._metrics else None, reselect=reselect)
+        known = beside if self._metrics else None
+        return rerun(self._rules, self._step, self._record, scored, known, reselect=reselect)
 
     def _score(self, record: RecordedStep, places: Sequence[int] | None = None) -> list[ScoredGroup]:
         """All groups, or some of them, scored now."""

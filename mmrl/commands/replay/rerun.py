@@ -322,6 +322,8 @@ def lacking(algorithm: Algorithm, config: Config, record: RecordedStep, trained:
     missing = []
     if needs.greedy_rollout and any(group.scored.greedy is None for group in groups):
         missing.append("greedy rollouts")
+    if needs.branches and not all(any(each.branch for each in group.scored.rollouts) for group in groups):
+        missing.append("episodes that go on from others")
     if not all(getattr(group, column.mismatched) for group in groups for column in needs.mismatched_columns):
         missing.append("log-probs of prompts with other rows' completions")
     columns = needs.columns(config.learner.minibatches * config.learner.epochs, algorithm.network)

@@ -27,6 +27,7 @@ from mmrl.rollout.records.schema import (
     AS_JSON,
     EPISODE,
     FIELDS,
+    OF_BRANCHES,
     OF_MISMATCHED,
     OF_PROMPT,
     OF_ROLLOUT,
@@ -146,7 +147,7 @@ def table_records(table: pa.Table) -> Iterator[dict[str, Any]]:
     fields |= {column.record: _token_column(members, column) for column in COLUMNS}
     known = {field.name for field in members.type}
     fields |= {name: _split(members.field(name)) for name in OF_MISMATCHED if name in known}
-    optional = (*EPISODE, *OF_VIEWS, *OF_MISMATCHED, "final_value", *OF_SCORES)
+    optional = (*EPISODE, *OF_BRANCHES, *OF_VIEWS, *OF_MISMATCHED, "final_value", *OF_SCORES)
     others = [name for name in ("index", *OF_ROLLOUT) if name not in fields and (name in known or name not in optional)]
     fields |= {name: _field(name, members.field(name)) for name in others}
     for row, ids, (first, end) in zip(groups, prompts, pairwise(rollouts.offsets.to_pylist()), strict=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 from mmrl.rollout.nesting import bounded
 from mmrl.types import (
     BoolArray,
+    Branch,
     Call,
     EncodedPrompt,
     FloatArray,
@@ -36,6 +37,7 @@ def episode_fields(rollout: Rollout) -> dict[str, Any]:
         "episode": [_turn_record(played) for played in rollout.episode] or None,
         "components": {name: _known(value) for name, value in rollout.components.items()} or None,
         "failure": rollout.failure or None,
+        "branch": None if rollout.branch is None else asdict(rollout.branch),
     }
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -46,11 +48,12 @@ def episode_of(record: Mapping[str, Any], media: Path) -> dict[str, Any]:
     Args:
         media: The folder of their images.
     """
-    episode = enumerate(record.get("episode") or ())
+    episode, branch = enumerate(record.get("episode") or ()), record.get("branch")
     return {
         "episode": tuple(_played(each, index, media) for index, each in episode),
         "components": dict(record.get("components") or {}),
         "failure": record.get("failure") or "",
+        "branch": None if branch is None else Branch(branch["member"], branch["turn"]),
     }
 
 

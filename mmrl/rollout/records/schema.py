@@ -107,10 +107,18 @@ OF_SCORES = {"update_final_values": _FLOATS}
 OF_MISMATCHED = {column.mismatched_record: pa.list_(pa.from_numpy_dtype(column.dtype)) for column in MISMATCHED_COLUMNS}
 """Fields with a number for each token of another row's completion, given this row's prompt."""
 OF_CRITIC = _fields_of(*CRITIC_COLUMNS)
+OF_BRANCHES = {"branch": pa.struct({"member": pa.int32(), "turn": pa.int32()})}
+"""The field of episodes that go on from others of their group, null for others."""
 
 
 def group_schema(
-    *, views: bool, mismatched: bool, scores: bool = False, critic: bool = False, continues: bool = False
+    *,
+    views: bool,
+    mismatched: bool,
+    scores: bool = False,
+    critic: bool = False,
+    continues: bool = False,
+    branches: bool = False,
 ) -> pa.Schema:
     """The schema of a step's file; ``prompt_token_ids`` of a view are null where they are the prompt's.
 
@@ -120,12 +128,14 @@ def group_schema(
         scores: True for rollouts that a reward model has scored.
         critic: True for rollouts that a critic has learned from.
         continues: True for rollouts of which a turn was sampled in parts.
+        branches: True for episodes that go on from others.
     """
     more = {
         **(OF_VIEWS if views else {}),
         **(OF_MISMATCHED if mismatched else {}),
         **(OF_SCORES if scores else {}),
         **(OF_CRITIC if critic else {}),
+        **(OF_BRANCHES if branches else {}),
     }
     fields = {field.name: field.type for field in ROLLOUT} | more
     if continues:
@@ -146,6 +156,7 @@ FIELDS = frozenset(
         *OF_MISMATCHED,
         *OF_SCORES,
         *OF_CRITIC,
+        *OF_BRANCHES,
         *("algorithm_state", "failed", "values"),
     )
 )
@@ -181,13 +192,14 @@ OF_ROLLOUT = (
     "greedy",
     *(column.record for column in sorted(COLUMNS, key=lambda column: column.known != "sampled")),
     *EPISODE,
+    *OF_BRANCHES,
     *OF_VIEWS,
     *OF_MISMATCHED,
     "final_value",
     *OF_SCORES,
 )
 """Fields of a record in its order, those of the prompt and those of the rollout."""
-OF_SOME = ("segments", *EPISODE, *OF_VIEWS, *OF_MISMATCHED, "final_value", *OF_SCORES)
+OF_SOME = ("segments", *EPISODE, *OF_BRANCHES, *OF_VIEWS, *OF_MISMATCHED, "final_value", *OF_SCORES)
 OF_SOME += tuple(column.record for column in CRITIC_COLUMNS)
 """Fields that a record lacks where they are null."""
 BY_BYTE = [

@@ -39,6 +39,7 @@ def write_groups(file: BinaryIO, groups: Iterable[CreditedGroup], state: Mapping
         scores=any(len(group.final_values) and not len(group.values) for group in groups),
         critic=any(len(group.values) for group in groups),
         continues=any(segment.continues for group in groups for segment in _segments(group)),
+        branches=any(rollout.branch is not None for group in groups for rollout in group.scored.rollouts),
     )
     metadata = {"schema": str(SCHEMA), "algorithm_state": text.json(state)}
     with pq.ParquetWriter(
@@ -243,6 +244,7 @@ def _rollouts(members: Sequence[_Member], text: _Text, kind: pa.StructType) -> p
             for each in fields
         ],
         "failure": [text(each.get("failure")) for each in fields],
+        "branch": [each.get("branch") for each in fields],
         "final_value": [member.final_value for member in members],
         "update_final_values": [[each.final_value for each in member.updates] for member in members],
     }

@@ -2,7 +2,7 @@
 
 import { el, fold, inLine, quiet, textBlock, visible } from "./elements.js";
 import { picture } from "./images.js";
-import { turnsOf } from "./members.js";
+import { branchOf, turnsOf } from "./members.js";
 import { facts } from "./tables.js";
 import { counted, known, mean, number } from "./text.js";
 
@@ -11,6 +11,7 @@ export function episodeNode(view, member) {
   const summary = facts([
     ["turns", number(member.episode.length)],
     ["end", inLine(member.finish_reason)],
+    ["goes on", member.branch ? branchOf(member) : null],
     ["sum of rewards", total.length ? number(mean(total) * total.length) : null],
     ...Object.entries(member.components ?? {}).map(([name, value]) => [inLine(name), number(value)]),
   ]);
@@ -34,6 +35,7 @@ function turnNode(view, member, turn, i) {
     { class: "turn-head" },
     el("h3", {}, `Turn ${i + 1}`),
     counts ? el("span", {}, `${counted(counts.policy, "token")} of the policy, ${counts.given} inserted`) : "",
+    member.branch && i < member.branch.turn ? el("span", { class: "tag" }, "shared") : "",
     turn.finish_reason === "length" ? el("span", { class: "tag cut" }, "cut") : "",
     typeof turn.tokens_left === "number" ? el("span", { class: "quiet" }, `${turn.tokens_left} left`) : "",
     el("span", { class: reward ? "tag reward" : "quiet" }, `reward ${number(reward ?? null)}`),

@@ -30,7 +30,7 @@ import { episodeNode } from "./episodes.js";
 import { matchingRows, stateOf } from "./filters.js";
 import { problemPage } from "./frame.js";
 import { picture, pictureRow } from "./images.js";
-import { countOf, isGiven, keyOf, lengthOf, memberName, worthOf } from "./members.js";
+import { branchOf, countOf, isGiven, keyOf, lengthOf, memberName, worthOf } from "./members.js";
 import { pairSection, redrawPair } from "./pair.js";
 import { membersByGroup, stepBar, stepChanged, stepTargets, titleOf } from "./step.js";
 import { endTag, groupColumns, groupsOf, rolloutColumns } from "./step_tables.js";
@@ -344,6 +344,7 @@ function memberCard(view, member, isChosen) {
       el("span", {}, counted(lengthOf(member) ?? 0, "token")),
       isGiven(member) ? "" : endTag(member.finish_reason, member.finish_reason === "length", member.valid),
       member.view ? el("span", { class: "tag" }, `from view ${plain(member.view)}`) : "",
+      member.branch ? el("span", { class: "tag" }, branchOf(member)) : "",
     ],
     () => chooseMember(view, keyOf(member)),
     { class: "member-head", "aria-pressed": String(isChosen), "data-key": keyOf(member) },

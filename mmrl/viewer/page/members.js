@@ -20,6 +20,11 @@ export function nameOfMember(index, greedy, score) {
   return greedy ? "greedy" : `${typeof score === "number" ? "candidate" : "completion"} ${number(index)}`;
 }
 
+/** The place at which an episode goes on from another one of its group, in words. */
+export function branchOf({ branch }) {
+  return `from ${nameOfMember(branch.member)}, before its turn ${number(branch.turn + 1)}`;
+}
+
 /** True if the dataset gives it: nobody sampled it. */
 export function isGiven(member) {
   return member.weight_version < 0;
