@@ -53,6 +53,11 @@ class ClusterConfig(Section):
         return "cluster.sampler_ranks" if self.is_split else "cluster.ranks"
 
     @property
+    def learner_key(self) -> str:
+        """The dotted key of the number of ranks that learn."""
+        return "cluster.learner_ranks" if self.is_split else "cluster.ranks"
+
+    @property
     def ranks_keys(self) -> str:
         """The dotted keys of the number of ranks, for messages."""
         return "cluster.sampler_ranks, cluster.learner_ranks" if self.is_split else "cluster.ranks"
@@ -77,12 +82,13 @@ class ClusterConfig(Section):
             what = f"cluster.ranks and cluster.{given[0]} are both set, and each of them counts ranks"
             yield Contradiction(("ranks", *given), what, f"remove cluster.ranks, or cluster.{given[0]}")
 
-    def against(self, together: Mapping[str, int], staleness: int) -> Iterator[Contradiction]:
+    def against(self, together: Mapping[str, int], staleness: int, sequence: int) -> Iterator[Contradiction]:
         """Contradictions with other sections, by dotted keys.
 
         Args:
             together: The sizes of the sampler's copies, by their keys.
             staleness: ``trainer.staleness``.
+            sequence: ``learner.sequence_parallel_size``.
         """
         size, key = math.prod(together.values()), self.sampler_key
         if (self.name == "ray" or self.ranks == 1) and self.num_sampler_ranks % size:
@@ -90,6 +96,12 @@ class ClusterConfig(Section):
             what = f"{' times '.join(divided)} is {size}, which does not divide {self.num_sampler_ranks} ({key})"
             remedy = f"set cluster.name: ray and {key} to a multiple of it, or lower it"
             yield Contradiction((*divided, key), what, remedy)
+        ranks, key = self.num_learner_ranks, self.learner_key
+        if (self.name == "ray" or self.ranks == 1) and ranks % sequence:
+            what = f"learner.sequence_parallel_size is {sequence}, which does not divide {ranks} ({key})"
+            sizes = ", ".join(str(size) for size in range(1, ranks + 1) if ranks % size == 0)
+            remedy = f"set it to one of {sizes}, or cluster.name: ray and {key} to a multiple of it"
+            yield Contradiction(("learner.sequence_parallel_size", key), what, remedy)
         if staleness and not self.is_split:
             what = f"trainer.staleness is {staleness}, but ranks that sample and learn in turns have the newest weights"
             keys = ("trainer.staleness", "cluster.sampler_ranks", "cluster.learner_ranks")

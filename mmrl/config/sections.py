@@ -408,7 +408,8 @@ class Config(Section):
     def _of_sizes(self) -> Iterator[Contradiction]:
         cluster, sampler, learner, trainer = self.cluster, self.sampler, self.learner, self.trainer
         sizes = ("tensor_parallel_size", "pipeline_parallel_size")
-        yield from cluster.against({f"sampler.{key}": getattr(sampler, key) for key in sizes}, trainer.staleness)
+        together = {f"sampler.{key}": getattr(sampler, key) for key in sizes}
+        yield from cluster.against(together, trainer.staleness, learner.sequence_parallel_size)
         if sampler.partial is not None:
             scheduling = None if self.environment is None else self.environment.scheduling
             yield from sampler.partial.against(sampler.name, learner.routing, scheduling, sampler.engine)

@@ -92,6 +92,9 @@ _WORDS: Mapping[str, str] = {
         "ppo_micro_batch_size_per_gpu ppo_max_token_len_per_gpu log_prob_micro_batch_size "
         "log_prob_micro_batch_size_per_gpu log_prob_max_token_len_per_gpu micro_train_batch_size "
         "micro_rollout_batch_size micro_batch_size max_tokens_per_gpu use_dynamic_bsz dynamic_batching",
+    "learner.sequence_parallel_size":
+        "ulysses_size ulysses_sequence_parallel_size ring_attn_size sequence_parallel_size context_parallel_size "
+        "cp_size sp_size context_parallel_degree",
     "learner.router_aux_loss_coef":
         "aux_loss_coef aux_loss_coeff moe_aux_loss_coef moe_aux_loss_coeff moe_router_aux_loss_coef",
     "learner.routing": "router_replay routing_replay enable_rollout_routing_replay rollout_routing_replay",
@@ -170,6 +173,7 @@ _NOTES: Mapping[str, str] = {
     "model.chat_template": "a file with the template; without it the model's own is used",
     "data.template_options": "a mapping of the template's own names, such as {enable_thinking: false}",
     "learner.tokens_per_microbatch": "counted in tokens, and a matter of memory alone",
+    "learner.sequence_parallel_size": "ranks that share a packed row; tokens_per_microbatch is what each of them holds",
     "learner.minibatches": "how many optimizer steps a rollout batch is divided into, not their size",
     "learner.warmup_steps": "counted in optimizer steps, not a share",
     "learner.epochs": "passes over one rollout batch",
@@ -205,7 +209,6 @@ _ABSENT: Mapping[str, str] = {
     "cliprange_value value_clip vf_clip": "an option of algorithms with a critic: algorithm.value_clip",
     "vf_coef value_loss_coef": "the critic has weights and an optimizer of its own: critic.lr",
     "padding_free use_remove_padding packing_samples pad_to_multiple_of": "rows are always packed, without padding",
-    "ulysses_size ulysses_sequence_parallel_size ring_attn_size": "there is no sequence parallelism",
     "shuffle shuffle_dataset": "training rows are always shuffled, by trainer.seed",
     "ref sync_ref_model disable_kl": "the reference is the initial policy; algorithm.kl.coef: 0 loads none",
     "val_before_train eval_on_start": "there is always an evaluation before the first step, if there is data.eval",

@@ -74,7 +74,6 @@ _AS_ALWAYS: Mapping[str, Any] = {
     "worker.hybrid_engine": True,
     "worker.actor.padding_free": True,
     "worker.actor.dynamic_batching": True,
-    "worker.actor.ulysses_size": 1,
     "worker.actor.loss_type": "default",
     "worker.actor.model.freeze_vision_tower": False,
     "worker.actor.optim.strategy": "adamw",
@@ -103,7 +102,7 @@ _ALIKE = frozenset(
     {
         "model.path", "data.max_prompt_tokens", "sampler.group_size", "sampler.max_new_tokens", "sampler.temperature",
         "sampler.gpu_memory_utilization", "learner.lr", "learner.weight_decay", "learner.max_grad_norm",
-        "algorithm.kl.coef", "trainer.steps", "trainer.epochs", "trainer.seed",
+        "learner.sequence_parallel_size", "algorithm.kl.coef", "trainer.steps", "trainer.epochs", "trainer.seed",
     }
 )  # fmt: skip
 """Keys whose values mean the same in the configs of other trainers too."""

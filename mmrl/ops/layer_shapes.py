@@ -82,6 +82,7 @@ class UnevenLayers:
         local_heads: Likewise of those with a window.
         outside: Weights of matrices that a token meets before the first layer.
         largest: Numbers of the largest embedding beside that of the tokens.
+        kv_heads: Heads of keys and values that a layer may have.
     """
 
     weights: int
@@ -89,3 +90,4 @@ class UnevenLayers:
     local_heads: int
     outside: int = 0
     largest: int = 0
+    kv_heads: tuple[int, ...] = ()

@@ -162,6 +162,32 @@ def check_sampler(config: Config, folder: ModelFolder) -> None:
     _check_experts(config, folder, shape.mixture)
 
 
+def check_sequences(config: Config, *folders: ModelFolder) -> None:
+    """See that the ranks that share a row can divide the heads of every network that computes it.
+
+    Args:
+        folders: Those of the policy, or the reward model that is trained, and of teachers or a critic.
+    """
+    from mmrl.engine.network.shape import model_shape
+    from mmrl.ops.sequence import possible_sizes, repeated_heads, undivided
+
+    size, cluster = config.learner.sequence_parallel_size, config.cluster
+    shapes = {f"{folder.key}.path: {folder.name}": model_shape(folder.config) for folder in folders}
+    for where, shape in shapes.items():
+        if not (reason := undivided(shape, size)):
+            continue
+        possible = list[str]()
+        for each in possible_sizes(shapes.values(), cluster.num_learner_ranks):
+            repeated = [clause for other in shapes.values() for clause in repeated_heads(other, each)]
+            possible.append(f"{each} ({'; '.join(dict.fromkeys(repeated))})" if repeated else str(each))
+        raise ConfigError(
+            f"{size} ranks cannot divide the heads of a network whose rows they share: {reason}",
+            where=f"learner.sequence_parallel_size: {size}; {where}",
+            possible=f"{', '.join(possible)}; with {cluster.learner_key}: {cluster.num_learner_ranks}",
+            remedy="set one of these",
+        )
+
+
 def _check_experts(config: Config, folder: ModelFolder, mixture: MixtureShape | None) -> None:
     """See that the model has experts if the config wants something of them."""
     learner = config.learner
@@ -183,6 +209,17 @@ def check_trainable(config: Config, folder: ModelFolder) -> None:
             possible="a model with weights in bfloat16, float16 or float32",
             remedy="name the model that it was quantised from; beside model.lora, model.quantize: nf4 keeps that "
             "one's weights in 4 bits",
+        )
+
+
+def check_frozen(config: Config, folder: ModelFolder) -> None:
+    """See that the model has the parts that are not trained, and another one."""
+    parts, frozen = set(folder.family.parts), set(config.model.freeze)
+    if not frozen < parts:
+        raise ConfigError(
+            f"a model of type {folder.family.model_type} cannot be frozen in {', '.join(sorted(frozen))}",
+            where="model.freeze",
+            possible=f"some of {', '.join(sorted(parts))}, but not all",
         )
 
 

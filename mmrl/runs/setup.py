@@ -129,13 +129,8 @@ class RunSetup:
         if (error := folder.family.refusal(asked_features(self.config), None, None)) is not None:
             raise error
         checks.check_sampler(self.config, folder)
-        parts, frozen = set(folder.family.parts), set(model.freeze)
-        if not frozen < parts:
-            raise ConfigError(
-                f"a model of type {folder.family.model_type} cannot be frozen in {', '.join(sorted(frozen))}",
-                where="model.freeze",
-                possible=f"some of {', '.join(sorted(parts))}, but not all",
-            )
+        checks.check_sequences(self.config, folder)
+        checks.check_frozen(self.config, folder)
         return folder
 
     @cached_property
@@ -149,10 +144,12 @@ class RunSetup:
 
         checks.check_reference(self.config, self.algorithm.needs())
         pixels = self.config.data.min_pixels, self.config.data.max_pixels
-        return tuple(
+        folders = tuple(
             open_teacher(each, self.folder, pixels, with_weights=self._with_weights)
             for each in self.config.reference.models
         )
+        checks.check_sequences(self.config, self.folder, *folders)
+        return folders
 
     @cached_property
     def critic(self) -> ModelFolder | None:
@@ -167,7 +164,10 @@ class RunSetup:
         if self.config.critic is None:
             return None
         pixels = self.config.data.min_pixels, self.config.data.max_pixels
-        return open_critic(self.config.critic, self.folder, pixels, with_weights=self._with_weights)
+        folder = open_critic(self.config.critic, self.folder, pixels, with_weights=self._with_weights)
+        if folder is not None:
+            checks.check_sequences(self.config, self.folder, folder)
+        return folder
 
     @cached_property
     def media(self) -> MediaStore:

@@ -477,6 +477,8 @@ def test_all_errors_are_reported_at_once_with_their_lines(write) -> None:
         ("sampler.pipeline_parallel_size=2", "sampler.pipeline_parallel_size is 2, which does not divide 1"),
         ("sampler={tensor_parallel_size: 2, pipeline_parallel_size: 2}", "sampler.pipeline_parallel_size is 4, which"),
         ("sampler.gpu_memory_utilization=0", "greater than 0"),
+        ("learner.sequence_parallel_size=2", "is 2, which does not divide 1 (cluster.ranks)"),
+        ("learner.sequence_parallel_size=0", "greater than or equal to 1"),
         ("cluster.name=ray", ""),
         ("cluster.ranks=2", "cluster.name: local is one rank"),
         ("cluster={name: ray, sampler_ranks: 2, learner_ranks: 1}", ""),
@@ -585,6 +587,25 @@ def test_an_impossible_value_is_refused_with_its_reason(write, override: str, me
 def test_settings_of_an_evaluation_that_does_not_happen_are_refused(write) -> None:
     text = failure(write(BASE), "data.eval=null", "trainer.eval_every=5")
     assert "trainer.eval_every is set, but data.eval is null" in text
+
+
+@pytest.mark.parametrize(
+    ("cluster", "sizes", "key"),
+    [
+        ("ranks: 6", (1, 2, 3, 6), "cluster.ranks"),
+        ("sampler_ranks: 4, learner_ranks: 6", (1, 2, 3, 6), "learner_ranks"),
+    ],
+)
+def test_ranks_that_share_a_row_divide_those_that_learn(write, cluster, sizes, key) -> None:
+    path, ranks = write(BASE), f"cluster={{name: ray, {cluster}}}"
+    for size in (1, 2, 3, 4, 5, 6, 12):
+        change = f"learner.sequence_parallel_size={size}"
+        if size in sizes:
+            assert load(path, ranks, change).learner.sequence_parallel_size == size
+        else:
+            said = failure(path, ranks, change)
+            assert f"sequence_parallel_size is {size}, which does not divide 6" in said and f"{key})" in said
+            assert "set it to one of 1, 2, 3, 6, or" in said
 
 
 def test_ranks_of_their_own_that_sample_are_divided_into_copies(write) -> None:

@@ -240,6 +240,27 @@ def test_plain_numbers_of_other_trainers_are_translated_too() -> None:
     assert [key for key, _, _ in found.left_out] == ["critic.optim.lr", "bf16"]
 
 
+@pytest.mark.parametrize(
+    "key",
+    ["actor_rollout_ref.actor.ulysses_sequence_parallel_size", "ring_attn_size", "cp_size", "sequence_parallel_size"],
+)
+def test_ranks_that_share_a_row_are_translated(key: str) -> None:
+    theirs: dict[str, Any] = {"critic": {"ulysses_sequence_parallel_size": 8}}
+    place = theirs
+    *parents, last = key.split(".")
+    for parent in parents:
+        place = place.setdefault(parent, {})
+    place[last] = 4
+    found = translate(theirs, dataset="files", algorithms=(), trackers={}, near=Path())
+    assert found.values == {"learner": {"sequence_parallel_size": 4}}
+    assert [key for key, _, _ in found.left_out] == ["critic.ulysses_sequence_parallel_size"]
+
+
+def test_easyr1s_ranks_that_share_a_row_are_translated(path: Path) -> None:
+    path.write_text(EASYR1_KEYS.replace("ulysses_size: 1", "ulysses_size: 2"))
+    assert of(read_tree([path])[0].plain()).values["learner"]["sequence_parallel_size"] == 2
+
+
 TRACKERS = {"w": ("mode", "project", "experiment"), "m": ("experiment",), "t": ()}
 EASYR1_KEYS = """
 data: {train_files: a@train, val_files: b@test, prompt_key: problem, answer_key: answer, image_key: images,

@@ -72,7 +72,8 @@ def _uneven(text: Any) -> UnevenLayers:
         whole, local = (whole, local + heads) if kind == "sliding_attention" else (whole + heads, local)
     inputs = text.num_hidden_layers * (text.hidden_size_per_layer_input or 0)
     largest = inputs * text.vocab_size_per_layer_input
-    return UnevenLayers(weights, whole, local, outside=width * inputs, largest=largest)
+    kv_heads = tuple(sorted({layer.num_key_value_heads for layer in text.per_layer_config}))
+    return UnevenLayers(weights, whole, local, outside=width * inputs, largest=largest, kv_heads=kv_heads)
 
 
 def _linear(text: Any) -> LinearAttentionShape | None:

@@ -1,0 +1,91 @@
+"""Ranks that share a row: what is refused before engines start, and what a run says of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mmrl.commands.cli import main
+
+Write = Callable[..., str]
+
+
+@pytest.fixture
+def write(models: Callable[[str], Path], tmp_path: Path) -> Write:
+    """Writes a config of a text model for eight ranks, of which so many share a row."""
+
+    def config(size: int, family: str = "qwen2", **sections: Any) -> str:
+        rows = [{"problem": f"what is {i}+1?", "answer": str(i + 1)} for i in range(5)]
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        base: dict[str, Any] = {
+            "model": {"path": str(models(family))},
+            "data": {"train": {"name": "table", "path": str(tmp_path / "rows.jsonl")}, "max_prompt_tokens": 64},
+            "rewards": [{"name": "exact"}],
+            "algorithm": {"name": "grpo"},
+            "sampler": {"max_new_tokens": 16},
+            "learner": {"sequence_parallel_size": size},
+            "trainer": {"prompts_per_step": 5, "run_dir": str(tmp_path / "run")},
+            "cluster": {"name": "ray", "ranks": 8},
+        }
+        path = tmp_path / "config.yaml"
+        path.write_text(yaml.safe_dump(base | sections))
+        return str(path)
+
+    return config
+
+
+def other_heads(source: Path, folder: Path, heads: int) -> str:
+    """A copy of a text model's folder with another number of heads; its weights are of no use."""
+    shutil.copytree(source, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps(config | {"num_attention_heads": heads, "num_key_value_heads": 1, "head_dim": 16})
+    )
+    return str(folder)
+
+
+@pytest.mark.parametrize("command", ["check", "plan", "train"])
+def test_heads_that_ranks_cannot_divide_are_refused_with_the_sizes_that_they_can(write, capsys, command):
+    assert main([command, write(8)]) == 2
+    error = capsys.readouterr().err
+    assert "8 ranks cannot divide the heads of a network whose rows they share: it has 4 attention heads" in error
+    assert "learner.sequence_parallel_size: 8; model.path: " in error
+    assert "1, 2, 4 (2 heads of keys and values, each 2 times); with cluster.ranks: 8" in error
+
+
+def test_heads_of_linear_attention_are_divided_too(write, capsys):
+    assert main(["check", write(4, "qwen3_5_text")]) == 2
+    error = capsys.readouterr().err
+    assert "its linear attention has 2 heads of values" in error
+    assert "possible: 1, 2 (1 heads of keys in linear attention, each 2 times); with" in error
+
+
+def test_layers_of_gemma_4_may_repeat_other_heads_than_its_first(write, capsys, models, tmp_path):
+    assert main(["check", write(8, "gemma4")]) == 2
+    assert "heads of keys and values, each" in capsys.readouterr().err
+
+
+def test_a_teachers_heads_count_too(write, capsys, models, tmp_path):
+    teacher = other_heads(models("qwen2"), tmp_path / "teacher", 6)
+    taught = {"algorithm": {"name": "grpo", "kl": {"coef": 0.1}}, "reference": {"path": teacher}}
+    assert main(["plan", write(4, **taught)]) == 2
+    error = capsys.readouterr().err
+    assert (
+        f"it has 6 attention heads\n  where:    learner.sequence_parallel_size: 4; reference.path: {teacher}" in error
+    )
+    assert "possible: 1, 2 (1 heads of keys and values, each 2 times); with cluster.ranks: 8" in error
+
+
+def test_a_critics_heads_count_too(write, capsys, models, tmp_path):
+    critic = other_heads(models("qwen2"), tmp_path / "critic", 6)
+    trained = {"algorithm": {"name": "ppo"}, "critic": {"path": critic}}
+    assert main(["plan", write(4, **trained)]) == 2
+    assert f"it has 6 attention heads\n  where:    learner.sequence_parallel_size: 4; critic.path: {critic}" in (
+        capsys.readouterr().err
+    )
