@@ -1,8 +1,13 @@
-"""A ragged batch, and slopes of a loss by central differences, for the tests of all methods."""
+"""A ragged batch, slopes of a loss by central differences, a server, and tiny models, for the tests of all methods."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,3 +60,72 @@ def slopes() -> Slopes:
         return gradient
 
     return found
+
+
+Answering = Callable[[Callable[[str, dict[str, Any]], Any]], AbstractContextManager[str]]
+
+
+@pytest.fixture
+def answering() -> Answering:
+    """Starts a server on the loopback, and gives its address until the end of the block.
+
+    It takes a function that makes the JSON answer of a path and a body; a number is the status of a refusal.
+    """
+
+    @contextmanager
+    def started(answer: Callable[[str, dict[str, Any]], Any]) -> Iterator[str]:
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version, wbufsize, disable_nagle_algorithm = "HTTP/1.1", 2**16, True  # one packet an answer
+
+            def do_POST(self) -> None:
+                given = answer(self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                status, text = (given, b"no") if isinstance(given, int) else (200, json.dumps(given).encode())
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *_: Any) -> None:
+                return
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            server.server_close()
+
+    return started
+
+
+WORDS = ("</s>", "?", "question:", "answer:", "+", "-", "#", *"abcdeQ123", ".", ",", ";")
+WriteModel = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def write_model(tmp_path_factory: pytest.TempPathFactory) -> WriteModel:
+    """Writes a random model of one layer, ``CausalLM`` or ``TokenClassification``, with a tokenizer of whole words."""
+
+    def written(head: str, *, vocabulary: int = len(WORDS), **config: Any) -> Path:
+        import torch
+        import transformers
+        from tokenizers import Tokenizer, models, pre_tokenizers
+
+        torch.manual_seed(0)
+        shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        made = transformers.StableLmConfig(vocab_size=vocabulary, num_key_value_heads=2, **shape, **config)
+        model = getattr(transformers, f"StableLmFor{head}")(made)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(5)  # else all answers are nearly alike
+        words = Tokenizer(models.WordLevel({word: place for place, word in enumerate(WORDS)}, unk_token="?"))
+        words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        folder = tmp_path_factory.mktemp(head)
+        model.save_pretrained(folder)
+        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?", pad_token="</s>")
+        tokenizer.save_pretrained(folder)
+        return folder
+
+    return written
