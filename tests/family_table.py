@@ -24,6 +24,8 @@ STATEMENTS: Mapping[Feature, str] = {
     "lora": "adapters of every part have the chain rule's gradient, and the sampler gets their merged weights",
     "tensor_parallel": "a vLLM on two ranks and the learner agree to 1e-4 nats before and after an optimizer step",
     "zero_3": "two ranks with `learner.zero_stage: 3` find the gradient that plain autograd finds on one (1e-5)",
+    "sequence": "two ranks that hold rows together (`learner.sequence_parallel_size: 2`, ZeRO 3) find the log-probs "
+    "and the gradient of one (1e-5); cuts go through images",
     "checkpoint": "a checkpoint opens in plain transformers with its names and files, and the sampler answers from it "
     "greedily as transformers does",
     "turns": "turns and observations that are appended one by one, images included, have the tokens that the chat "

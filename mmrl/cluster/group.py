@@ -44,6 +44,7 @@ class RankGroup(RankCalls):
         roles: The roles of the networks that each rank's learner has.
         shares_prefix: True if they share the prompt when they are packed.
         ranks_together: Neighbouring ranks that sample together.
+        ranks_of_a_row: Neighbouring ranks that hold packed rows together when they learn.
         facts: Entries of the description that the driver knows better than the ranks.
 
     Attributes:
@@ -59,12 +60,13 @@ class RankGroup(RankCalls):
         ranks_together: int,
         roles: Sequence[str] = ("policy",),
         shares_prefix: bool = True,
+        ranks_of_a_row: int = 1,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(ranks)
         self._facts = facts or {}
         self.media, self.cost, self.ranks_together = media, cost, ranks_together
-        self.roles, self.shares_prefix = roles, shares_prefix
+        self.roles, self.shares_prefix, self.ranks_of_a_row = roles, shares_prefix, ranks_of_a_row
         self.descriptions: Sequence[Mapping[str, Any]] = []
         self._entered: Sequence[Future[Any]] = ()  # of the owner that has not left
         self._memory_bytes_max = 0
@@ -96,7 +98,14 @@ class RankGroup(RankCalls):
     @contextmanager
     def learning(self) -> Iterator[Learner]:
         with self._owning("learning"):
-            yield GroupLearner(self, self.media, self.cost, roles=self.roles, shares_prefix=self.shares_prefix)
+            yield GroupLearner(
+                self,
+                self.media,
+                self.cost,
+                roles=self.roles,
+                shares_prefix=self.shares_prefix,
+                ranks_of_a_row=self.ranks_of_a_row,
+            )
 
     def inspect(self, prompts: Sequence[EncodedPrompt]) -> Inspection:
         own = [[ref for prompt in prompts for ref in prompt.images]] * len(self.nodes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,7 +22,11 @@ T = TypeVar("T")
 
 
 class GroupLearner(Learner):
-    """Implements ``engine_api.Learner``: samples that share a prompt stay on one rank, costs are balanced."""
+    """Implements ``engine_api.Learner``: samples that share a prompt stay on one rank, costs are balanced.
+
+    Args:
+        ranks_of_a_row: Neighbouring ranks that hold packed rows together: they get the same samples, and answer alike.
+    """
 
     def __init__(
         self,
@@ -32,8 +36,10 @@ class GroupLearner(Learner):
         *,
         roles: Iterable[str],
         shares_prefix: bool,
+        ranks_of_a_row: int = 1,
     ) -> None:
         self.calls, self._media, self._cost, self._shares_prefix = calls, media, cost, shares_prefix
+        self._ranks_of_a_row = ranks_of_a_row
         self.networks = {role: GroupNetwork(role, self) for role in roles}
 
     def save(self, folder: Path) -> Mapping[str, NetworkFiles]:
@@ -57,7 +63,7 @@ class GroupLearner(Learner):
         self.calls.all("reset_reference")
 
     def share(self, samples: Sequence[Sample], rows: Sequence[TrainingRow] = ()) -> list[list[int]]:
-        """Indices of each rank's samples.
+        """Indices of each rank's samples, or of the ranks' that hold rows together.
 
         Args:
             rows: The samples', if they are trained on.
@@ -68,10 +74,17 @@ class GroupLearner(Learner):
 
         items = [Item.of(row.sample, row) for row in rows] or [Item.of(sample) for sample in samples]
         units = units_of(items, share=self._shares_prefix)
-        return [[i for unit in share for i in unit.indices] for share in shares_of(units, len(self.calls.nodes), cost)]
+        parts = len(self.calls.nodes) // self._ranks_of_a_row
+        return [[i for unit in share for i in unit.indices] for share in shares_of(units, parts, cost)]
+
+    def ask(self, method: str, *args: Any, jobs: Sequence[Any]) -> list[list[Any]]:
+        """Call all ranks, each with the job of its share; for each job, the equal answers of its ranks."""
+        count = len(self.calls.nodes) // len(jobs)
+        answers = self.calls.all(method, *args, each=[job for job in jobs for _ in range(count)])
+        return [answers[first : first + count] for first in range(0, len(answers), count)]
 
     def samples(self, shares: Sequence[Sequence[int]], samples: Sequence[Sample]) -> list[PackedSamples]:
-        """Each rank's samples, whose prompts are bare, one for all samples of a prompt; their images are there."""
+        """Each share's samples, whose prompts are bare, one for all samples of a prompt; its ranks have the images."""
         known = {prompt: bare(prompt) for prompt in {sample.prompt for sample in samples}}
         jobs = [
             PackedSamples(
@@ -88,6 +101,7 @@ class GroupLearner(Learner):
                 for ref in form.all_images
             ]
             for job in jobs
+            for _ in range(len(self.calls.nodes) // len(jobs))
         ]
         send_images(self.calls.ask, self._media, self.calls.nodes, own)
         return jobs
@@ -106,13 +120,13 @@ class GroupNetwork:
         else:
             shares = self.learner.share(samples)
         jobs = self.learner.samples(shares, samples)
-        found: list[list[FloatArray]] = self.learner.calls.all("score", self.role, way, each=jobs)
+        found: list[list[FloatArray]] = [first for first, *_ in self.learner.ask("score", self.role, way, jobs=jobs)]
         return found[0] if way == "wide" else _merged(shares, found)
 
     def final_values(self, samples: Sequence[Sample]) -> FloatArray:
         shares = self.learner.share(samples)
         jobs = self.learner.samples(shares, samples)
-        found: list[FloatArray] = self.learner.calls.all("final_values", self.role, each=jobs)
+        found: list[FloatArray] = [first for first, *_ in self.learner.ask("final_values", self.role, jobs=jobs)]
         return np.array(_merged(shares, [values.tolist() for values in found]), np.float32)
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
@@ -122,9 +136,10 @@ class GroupNetwork:
             PackedRows(replace(rows[index], sample=sample) for index, sample in zip(share, own, strict=True))
             for share, own in zip(shares, self.learner.samples(shares, samples), strict=True)
         ]
-        results: list[UpdateResult] = self.learner.calls.all("update", self.role, each=jobs)
+        answers: list[list[UpdateResult]] = self.learner.ask("update", self.role, jobs=jobs)
+        results = [first for first, *_ in answers]
         statistics = _merged(shares, [each.statistics for each in results])
-        peaks = [each.memory_bytes for each in results if each.memory_bytes is not None]
+        peaks = [each.memory_bytes for ranks in answers for each in ranks if each.memory_bytes is not None]
         return UpdateResult.of(
             results[0].metrics,
             statistics,

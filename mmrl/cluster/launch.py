@@ -101,6 +101,7 @@ def group_maker(spec: EngineSpec) -> Callable[[Ranks], RankGroup]:
         ranks_together=config.sampler.ranks_together,
         roles=spec.roles,
         shares_prefix=shares_prefix(config.learner, folder),
+        ranks_of_a_row=config.learner.sequence_parallel_size,
         facts={"model": folder.name, "model_commit": folder.commit},
     )
 

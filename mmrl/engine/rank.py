@@ -223,8 +223,7 @@ class RankEngine:
         """The sights of this rank's learner of prompts with images; collective."""
         assert isinstance(self._learner, DeepSpeedLearner), "this engine trains nothing"
         with self.learning() as learner:
-            eyes = inspection.sights_of_learner(self._learner, learner, self._folder, prompts)
-        return [eye.sight for eye in eyes]
+            return inspection.sights_of_learner(self._learner, learner, self._folder, prompts)
 
     def compare_weights(self, copies: Sequence[HeldWeights]) -> list[WeightReport]:
         """The newest weights, looked up in copies of the sampler's elsewhere; collective."""

@@ -143,7 +143,7 @@ def test_the_sampler_knows_the_experts_that_the_learner_chooses(family, build):
         assert sample.experts.shape == (sample.num_tokens - 1, 2, 2) and sample.experts.max() < 8
     inputs = collator()(samples)
     policy(inputs)
-    tokens_T, layers_T = rerouted(policy.routers, inputs.predicting_T)
+    tokens_T, layers_T = rerouted(policy.routers, inputs.predicting)
     assert len(tokens_T) == sum(len(sample.mask) for sample in samples)
     assert not tokens_T.any() and not layers_T.any()
 
@@ -158,17 +158,17 @@ def test_replayed_experts_are_used_with_the_learners_own_weights(build):
     for router in policy.routers:
         router.register_forward_hook(lambda _, inputs, outputs: used.append(outputs[2]))
     inputs = collator(replays=True, share=False)(samples)
-    known_S, count = inputs.routing.recorded_SLK[:, 0, 0] >= 0, len(last.mask)
+    known_S, count = inputs.routing.recorded_OLK[:, 0, 0] >= 0, len(last.mask)
     assert int(known_S.sum()) == sum(sample.num_tokens - 1 for sample in others)
     with torch.no_grad():
         compared_T, _ = policy(collator(share=False)(samples))
         assert not (used[0][known_S] == torch.tensor([0, 5])).all(1).all()
         used.clear()
         replayed_T, _ = policy(inputs)
-    assert all(torch.equal(chosen[known_S], inputs.routing.recorded_SLK[known_S, i]) for i, chosen in enumerate(used))
+    assert all(torch.equal(chosen[known_S], inputs.routing.recorded_OLK[known_S, i]) for i, chosen in enumerate(used))
     assert (replayed_T - compared_T)[:-count].abs().max() > 1e-4
     np.testing.assert_allclose(replayed_T[-count:], compared_T[-count:], atol=1e-5)
-    tokens_T, layers_T = rerouted(policy.routers, inputs.predicting_T)
+    tokens_T, layers_T = rerouted(policy.routers, inputs.predicting)
     assert tokens_T[:-count].float().mean() > 0.5 and 0 < layers_T.mean() < tokens_T.float().mean()
     assert not tokens_T[-count:].any()
 
@@ -185,7 +185,7 @@ def test_replay_closes_the_gap_that_other_experts_leave(build):
         for replays in (False, True):
             found_T, _ = policy(inputs := collator(replays=replays)(samples))
             gaps.append(float((found_T - sampler_T).abs().max()))
-    assert rerouted(policy.routers, inputs.predicting_T)[0].any()
+    assert rerouted(policy.routers, inputs.predicting)[0].any()
     assert gaps[1] < gaps[0] / 3
 
 
@@ -207,8 +207,11 @@ def test_a_last_token_that_a_row_keeps_goes_where_the_routers_send_it(share, bui
     samples = sampled(setting)
     plain = collator(replays=True, share=share)
     kept, short = plain.keeping_last()(samples), plain(samples)
-    assert kept.last_N is not None and kept.routing.recorded_SLK is not None and short.routing.recorded_SLK is not None
-    lost_S = (kept.routing.recorded_SLK < 0).all(-1).all(-1)
-    assert torch.equal(lost_S.nonzero()[:, 0], kept.last_N.sort().values) and not (short.routing.recorded_SLK < 0).any()
-    assert torch.equal(kept.routing.recorded_SLK[~lost_S], short.routing.recorded_SLK)
+    assert kept.last is not None and kept.routing.recorded_OLK is not None and short.routing.recorded_OLK is not None
+    lost_S = (kept.routing.recorded_OLK < 0).all(-1).all(-1)
+    assert (
+        torch.equal(lost_S.nonzero()[:, 0], kept.last.positions.sort().values)
+        and not (short.routing.recorded_OLK < 0).any()
+    )
+    assert torch.equal(kept.routing.recorded_OLK[~lost_S], short.routing.recorded_OLK)
     np.testing.assert_allclose(policy(kept)[0].detach(), policy(short)[0].detach(), atol=1e-5)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.engine.network.sequence import ALONE, SequenceGroup, repeats_of
+from mmrl.engine.network.sequence import ALONE, SequenceGroup
 from tests.cluster.process_ranks import run_together
 from tests.engine.sequence_ranks import FEATURES, exchange, row
 
@@ -23,10 +23,6 @@ def test_ranks_hold_neighbouring_tokens_of_nearly_equal_number(size: int, tokens
     assert [list(range(tokens))[part] for part in own] == [
         list(range(begin, end)) for begin, end in itertools.pairwise(bounds)
     ]
-
-
-def test_heads_of_keys_are_repeated_as_often_as_the_ranks_need() -> None:
-    assert [repeats_of(heads, 4) for heads in (1, 2, 3, 4, 6, 8)] == [4, 2, 4, 1, 2, 1]
 
 
 def test_a_rank_that_holds_whole_rows_exchanges_nothing() -> None:

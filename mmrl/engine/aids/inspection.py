@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import chain, permutations
 
 import numpy as np
 import torch
@@ -82,8 +82,11 @@ def sights_of_sampler(
 
 def sights_of_learner(
     learner: DeepSpeedLearner, network: Learner, folder: ModelFolder, prompts: Sequence[EncodedPrompt]
-) -> list[Eye]:
-    """Looks through the policy's tower at each prompt, in a row of its own; collective."""
+) -> list[Sight]:
+    """Looks through the policy's tower at each prompt, in a row of its own; collective.
+
+    Ranks that hold the row together divide its images: each tells what all of them have read.
+    """
     eyes = [Eye(folder.family) for _ in prompts]
     end = np.array(folder.vocabulary.eos[:1], np.int32)
     for eye, prompt in zip(eyes, prompts, strict=True):
@@ -94,7 +97,19 @@ def sights_of_learner(
         finally:
             eye.close()
         eye.forget_blanks(folder)
-    return eyes
+    return [_of_row(eye.sight, learner.trained.group.size) for eye in eyes]
+
+
+def _of_row(own: Sight, size: int) -> Sight:
+    """The sights of all ranks that hold a row together, as one; collective.
+
+    Args:
+        size: Their number.
+    """
+    first = torch.distributed.get_rank() // size * size
+    sights = of_all_ranks(own)[first : first + size] if size > 1 else [own]
+    fields = zip(*((each.pixels, each.grids, each.num_features) for each in sights), strict=True)
+    return Sight(*(list(chain.from_iterable(field)) for field in fields))
 
 
 def report(prompt: EncodedPrompt, sampler: Eye | Sight, learner: Eye | Sight, folder: ModelFolder) -> ImageReport:

@@ -43,20 +43,20 @@ class UpdateCost:
         return cls(folder.config, training_of(trained, adapted=bool(policy.adapted)), scores=bool(policy.scored_by))
 
     def flops(self, inputs: PackedInputs) -> int:
-        """Operations of one row; a shared prompt or image counts once."""
+        """Operations of one row, of all ranks that hold it; a shared prompt or image counts once."""
         work = self.shape.work(
             tokens=int(inputs.model_inputs["input_ids"].shape[-1]),
             pairs=inputs.model_inputs["layout"].pairs,
             local_pairs=inputs.model_inputs["layout"].pairs_within,
             predicted=0 if self._scores else inputs.num_written,
-            images=inputs.images.grids_U3.tolist() if isinstance(inputs.images, UniqueImages) else (),
+            images=inputs.images.all_grids_U3.tolist() if isinstance(inputs.images, UniqueImages) else (),
         )
         return self.shape.update_flops(work, self._training)
 
     def tower_flops(self, images: UniqueImages) -> int:
         """Operations of the vision tower's forward pass."""
         return self.shape.forward_flops(
-            self.shape.work(tokens=0, pairs=0, predicted=0, images=images.grids_U3.tolist())
+            self.shape.work(tokens=0, pairs=0, predicted=0, images=images.all_grids_U3.tolist())
         )
 
     def image_token_bytes(self, width: int) -> int:

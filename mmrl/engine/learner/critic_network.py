@@ -45,7 +45,7 @@ class TrainedCritic(TrainedNetwork):
 
     def _inputs(self, samples: Sequence[Sample], batches: Microbatches | None = None) -> PackedInputs:
         inputs = super()._inputs(samples, batches)
-        return replace(inputs, routing=Routing(inputs.routing.members_NS))
+        return replace(inputs, routing=Routing(inputs.routing.members_NO))
 
     def _metrics_of_passes(self, microbatches: int, costs: Sequence[Sequence[int]]) -> dict[str, float]:
         return {}

@@ -20,6 +20,7 @@ from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.network.placement import place_frozen
 from mmrl.engine.network.policy import load_policy
 from mmrl.engine.network.reward_model import RewardLoading
+from mmrl.engine.network.sequence import SequenceGroup
 from mmrl.engine.network.vision import ImageInputs
 from mmrl.engine.network.weights import Failures
 from mmrl.engine.spec import EngineSpec
@@ -56,11 +57,12 @@ def build_frozen_learner(
         ConfigError: A folder's files cannot be read.
     """
     settings = deepspeed_settings(spec.config.learner, precision, kind)
+    group = SequenceGroup.joined(spec.config.learner.sequence_parallel_size)
     networks = {}
     for role in (role for role in spec.roles if role != CRITIC):  # values are of use to updates alone
         folder = spec.folder if role == spec.trained_role else spec.initial
         assert folder is not None, f"the {role} has a folder of its own"
-        networks[role] = _network(role, folder, spec, images, kind, precision, settings)
+        networks[role] = _network(role, folder, spec, images, kind, precision, settings, group)
     return FrozenLearner(networks, settings)
 
 
@@ -72,6 +74,7 @@ def _network(
     kind: device.DeviceKind,
     precision: str,
     settings: dict[str, Any],
+    group: SequenceGroup,
 ) -> Network:
     config = spec.config
     with Failures().raising():
@@ -96,8 +99,9 @@ def _network(
         getattr(torch, precision),
         share=share,
         keeps_last=role == REWARD,
+        group=group,
     )
-    budget = TokenBudget(config.learner.tokens_per_microbatch)
+    budget = TokenBudget(config.learner.tokens_per_microbatch * group.size)
     where = torch.device(torch_device)
     features = ImageFeatures(collator, policy, module, cost, folder, budget, where, keeps=False)
     batches = Microbatches(collator, features, folder, budget)

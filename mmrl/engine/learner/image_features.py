@@ -32,7 +32,7 @@ class ImageFeatures:
         policy: The network that has the tower.
         module: Called in its place, such as DeepSpeed's engine around it.
         cost: The cost of its rows.
-        budget: Tokens of a batch of images.
+        budget: Tokens of a batch of images, of all ranks that hold rows together: they divide a batch.
         keeps: False if the tower sees an image in every row.
 
     Attributes:
@@ -83,7 +83,7 @@ class ImageFeatures:
             self.known.clear()
             return []
         self._module.eval()
-        self._collate.announce(ref for batch in batches for ref in batch)
+        self._collate.announce(batches)
         flops = []
         for number in range(int(most[0])):
             batch = batches[number] if number < len(batches) else [BLANK]

@@ -29,6 +29,7 @@ from mmrl.engine.network.adapters import read
 from mmrl.engine.network.plain_model import WidePass
 from mmrl.engine.network.policy import Policy
 from mmrl.engine.network.reward_model import RewardLoading
+from mmrl.engine.network.sequence import SequenceGroup
 from mmrl.engine.network.vision import ImageInputs
 from mmrl.engine.network.weights import Failures
 from mmrl.engine.spec import EngineSpec
@@ -126,6 +127,7 @@ def build_learner(spec: EngineSpec, images: ImageInputs, kind: device.DeviceKind
     # Each model is out of the host's memory, or has what it keeps of it, before the next one is read.
     place_trained(policy, settings, kind)
     frozen = [load_frozen(spec, each, kind, precision, settings) for each in spec.frozen_folders]
+    group = SequenceGroup.joined(config.learner.sequence_parallel_size)
     collator = Collator(
         folder,
         policy.model.base_model,
@@ -136,11 +138,12 @@ def build_learner(spec: EngineSpec, images: ImageInputs, kind: device.DeviceKind
         balances=config.learner.router_aux_loss_coef > 0,
         replays=config.learner.routing == "replayed",
         keeps_last=spec.trained_role == REWARD,
+        group=group,
     )
     check_optimizer(settings)
     cost = UpdateCost.of(policy, folder)
     engine = deepspeed_engine(policy, settings, checkpoints=config.model.gradient_checkpointing)
-    budget = TokenBudget(config.learner.tokens_per_microbatch)
+    budget = TokenBudget(config.learner.tokens_per_microbatch * group.size)
     features = ImageFeatures(collator, policy, engine, cost, folder, budget, engine.device)
     batches = Microbatches(collator, features, folder, budget)
     wide = WidePass(folder, images, kind, precision)

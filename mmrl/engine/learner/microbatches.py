@@ -25,12 +25,16 @@ class Microbatches:
     Args:
         features: The images' features, which networks with equal towers share; kept as ``features``.
         budget: Tokens of a micro-batch; kept as ``budget``.
+
+    Attributes:
+        group: The ranks that hold a row together, and get the same samples.
     """
 
     def __init__(self, collator: Collator, features: ImageFeatures, folder: ModelFolder, budget: TokenBudget) -> None:
         self._collate, self.features, self._folder = collator, features, folder
         self.budget = budget
-        self._idle = idle_sample(folder)
+        self.group = collator.group
+        self._idle = idle_sample(folder, self.group.size)
         self._estimate = UnitCost(folder, tower=not features.kept)
 
     def keeping_last(self) -> Microbatches:
@@ -54,7 +58,7 @@ class Microbatches:
         if not self.features.known:
             views = [row.own_views for row in rows] or [[] for _ in samples]
             seen = [[sample, *map(sample.seen, own)] for sample, own in zip(samples, views, strict=True)]
-            self._collate.announce(ref for part in plan for i in part for each in seen[i] for ref in each.all_images)
+            self._collate.announce([ref for i in part for each in seen[i] for ref in each.all_images] for part in plan)
         most = torch.tensor(len(plan), device=self.features.where)
         torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
         return plan + [[] for _ in range(int(most) - len(plan))]
@@ -63,8 +67,13 @@ class Microbatches:
         """The packed row of a micro-batch; an idle sample is at its end where it needs one, see ``idle_sample``."""
         reads = self._folder.family.vision and not self.features.known
         lacks = reads and not any(sample.all_images for sample in samples)
-        idle = [self._idle] if lacks or not samples else []
+        idle = [self._idle] if lacks or not samples or self._is_short(samples) else []
         return self._collate([*samples, *idle], self.features.known)
+
+    def _is_short(self, samples: Sequence[Sample]) -> bool:
+        """True if a row of these samples has no token for some rank of the group."""
+        size = self.group.size
+        return size > 1 and sum(unit.tokens for unit in self._collate.units(samples)) < size
 
     def remember_images(self, samples: Sequence[Sample]) -> list[int]:
         """As ``ImageFeatures.remember``."""

@@ -13,6 +13,7 @@ import torch
 from mmrl.engine.learner.microbatches import Microbatches, values_of
 from mmrl.engine.network.packed_inputs import OWN, PackedInputs
 from mmrl.engine.network.policy import Policy
+from mmrl.engine.network.sequence import SequenceGroup
 from mmrl.engine_api import Network as AnyNetwork
 from mmrl.engine_api import UpdateResult, Way
 from mmrl.types import FloatArray, Sample, TrainingRow
@@ -45,6 +46,11 @@ class Network(AnyNetwork):
         self.policy, self._module, self._batches = policy, module, batches
         self._ending = batches.keeping_last()
         self.role, self._in_use = role, in_use
+
+    @property
+    def group(self) -> SequenceGroup:
+        """As ``Microbatches.group``."""
+        return self._batches.group
 
     def forget_images(self) -> None:
         """As ``Microbatches.forget_images``."""

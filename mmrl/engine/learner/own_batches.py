@@ -54,6 +54,7 @@ def own_batches(
         getattr(torch, precision),
         share=shares_prefix(spec.config.learner, folder),
         balances=balances,
+        group=policys.group,
     )
     shares = same_tower and features.kept and collator.share and not cost.trains_tower
     if not shares:

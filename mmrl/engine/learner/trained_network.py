@@ -144,7 +144,8 @@ class TrainedNetwork(Network):
         flops = self._batches.remember_images(seen_samples(rows))
         self.engine.train()
         plan = self._batches.plan(samples, self._batches.budget.tokens, rows)
-        num_rows = self._total(len(rows)) if self._config.router_aux_loss_coef > 0 else 0
+        size = self.group.size
+        num_rows = self._total(len(rows)) // size if self._config.router_aux_loss_coef > 0 else 0
         nothing = np.zeros(0, np.float32)
         statistics = [PreUpdateStatistics(nothing, nothing)] * len(rows)
         found: list[tuple[list[int], tuple[torch.Tensor, ...]]] = []
@@ -167,7 +168,7 @@ class TrainedNetwork(Network):
         for indices, packed in found:  # only now: to copy them earlier would wait for each backward pass
             for i, values in zip(indices, self._statistics([rows[i] for i in indices], packed), strict=True):
                 statistics[i] = values
-        partials, strange, costs = _of_all_ranks(partials, strange, flops)
+        partials, strange, costs = _of_all_ranks(partials, strange, flops, size)
         metrics = reduce_partials(partials) | {self._rate_metric: rate, self._norm_metric: grad_norm}
         metrics |= self._metrics_of_passes(len(plan), costs)
         fault = notice = ""
@@ -185,7 +186,7 @@ class TrainedNetwork(Network):
         """Further metrics of an update.
 
         Args:
-            costs: The operations of each rank's micro-batches.
+            costs: The operations of the micro-batches of each rank, or of ranks that hold rows together.
         """
         passes = {"perf/microbatches": float(microbatches), "perf/imbalance": imbalance(costs)}
         return {**self.sent, **passes}
@@ -319,11 +320,15 @@ class TrainedNetwork(Network):
 
 
 def _of_all_ranks(
-    partials: Sequence[PartialLoss], strange: set[str], costs: Sequence[int]
+    partials: Sequence[PartialLoss], strange: set[str], costs: Sequence[int], size: int
 ) -> tuple[list[PartialLoss], set[str], list[Sequence[int]]]:
     """Partial sums of all ranks without their losses, the prompts that the ranks have named, and the costs of each
-    rank's micro-batches."""
+    rank's micro-batches.
+
+    Args:
+        size: Neighbouring ranks that hold rows together, and have the same ones: one of them counts.
+    """
     sums = [(partial.sums, partial.tokens, partial.sequences) for partial in partials]
-    ranks = of_all_ranks((sums, strange, costs))
+    ranks = of_all_ranks((sums, strange, costs))[::size]
     found = [PartialLoss(torch.zeros(()), *each) for own, *_ in ranks for each in own]
     return found, {name for _, names, _ in ranks for name in names}, [costs for *_, costs in ranks]

@@ -82,7 +82,7 @@ class TokenBudget:
     Several ranks cannot: the others wait in a collective. The driver starts them again with half the tokens.
 
     Attributes:
-        tokens: ``learner.tokens_per_microbatch``, or half of it.
+        tokens: ``learner.tokens_per_microbatch`` times the ranks that hold a row, or half of it on a single rank.
     """
 
     def __init__(self, tokens: int) -> None:

@@ -3,14 +3,15 @@ one over the images or windows of a vision tower.
 
 Letters: ``S`` tokens or patches, ``H`` query heads, ``K`` key-value heads, ``D`` head size; and those of ``layout``.
 
-The functions over rows take the row's layout as keyword argument ``layout`` of the model call. None takes a mask.
+The functions over rows take the row's layout as keyword argument ``layout`` of the model call. None takes a mask. Where
+several ranks hold a row together, each of them computes some heads, see ``over_heads``.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 
 from mmrl.engine.device import repeats_heads, varlen_computes
 from mmrl.engine.network.layout import PackedLayout, rows_at
+from mmrl.ops.sequence import repeats_of
 
 
 def packed_sdpa(
@@ -134,9 +136,46 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
     return name in inspect.signature(function).parameters
 
 
-KERNELS: dict[str, Callable[..., tuple[torch.Tensor, None]]] = {
-    "mmrl_packed_sdpa": packed_sdpa,
-    "mmrl_packed_varlen": packed_varlen,
+Kernel = Callable[..., tuple[torch.Tensor, None]]
+
+
+def over_heads(kernel: Kernel) -> Kernel:
+    """A kernel over packed rows that computes this rank's heads of all tokens, and answers all heads of its own tokens.
+
+    Heads of keys and values are repeated if they are fewer than the ranks: each rank needs those of its queries.
+    """
+
+    @wraps(kernel)
+    def divided(
+        module: torch.nn.Module,
+        query_1HOD: torch.Tensor,
+        key_1KOD: torch.Tensor,
+        value_1KOD: torch.Tensor,
+        attention_mask: None,
+        *,
+        layout: PackedLayout,
+        **options: Any,
+    ) -> tuple[torch.Tensor, None]:
+        group = layout.group
+        if group.size == 1:
+            return kernel(module, query_1HOD, key_1KOD, value_1KOD, attention_mask, layout=layout, **options)
+        repeats = repeats_of(key_1KOD.shape[1], group.size)
+        heads = [query_1HOD[0], *(x[0].repeat_interleave(repeats, 0) for x in (key_1KOD, value_1KOD))]
+        parts = [x.unflatten(0, (group.size, -1)).transpose(1, 2).flatten(2) for x in heads]
+        own_SF = group.to_parts(torch.cat(parts, -1), layout.tokens).split([x.shape[-1] for x in parts], -1)
+        own = [
+            x_SF.unflatten(1, (-1, x.shape[-1])).transpose(0, 1)[None] for x_SF, x in zip(own_SF, heads, strict=True)
+        ]
+        out_1SHD, _ = kernel(module, *own, attention_mask, layout=layout, **options)
+        out_ROF = group.to_tokens(out_1SHD[0].flatten(1))
+        return out_ROF.transpose(0, 1).reshape(1, out_ROF.shape[1], query_1HOD.shape[1], -1), None
+
+    return divided
+
+
+KERNELS: dict[str, Kernel] = {
+    "mmrl_packed_sdpa": over_heads(packed_sdpa),
+    "mmrl_packed_varlen": over_heads(packed_varlen),
     "mmrl_flash_tower": tower_varlen,
 }
 """The functions by the names that ``device`` chooses from.

@@ -11,7 +11,17 @@ from mmrl.config.sections import Config
 from mmrl.engine.device import DeviceKind
 
 Feature = Literal[
-    "hf", "vllm", "packing", "sharing", "vision_once", "lora", "tensor_parallel", "zero_3", "checkpoint", "turns"
+    "hf",
+    "vllm",
+    "packing",
+    "sharing",
+    "vision_once",
+    "lora",
+    "tensor_parallel",
+    "zero_3",
+    "sequence",
+    "checkpoint",
+    "turns",
 ]
 FEATURES: Mapping[Feature, str] = MappingProxyType(
     {
@@ -23,6 +33,7 @@ FEATURES: Mapping[Feature, str] = MappingProxyType(
         "lora": "LoRA",
         "tensor_parallel": "TP",
         "zero_3": "ZeRO 3",
+        "sequence": "SP",
         "checkpoint": "checkpoint",
         "turns": "turns",
     }
@@ -81,6 +92,8 @@ def asked_features(config: Config, *, samples: bool = True, learns: bool = True)
             asked["sharing"] = "learner.share_prefix"
         if learner.zero_stage == 3:
             asked["zero_3"] = "learner.zero_stage: 3"
+        if learner.sequence_parallel_size > 1:
+            asked["sequence"] = f"learner.sequence_parallel_size: {learner.sequence_parallel_size}"
         if model.lora is not None:
             asked["lora"] = "model.lora"
     return asked

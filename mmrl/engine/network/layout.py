@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from mmrl.engine import device
+from mmrl.engine.network.sequence import ALONE, SequenceGroup
 from mmrl.ops.packing import Span, offsets
 from mmrl.types import BoolArray, IntArray
 
@@ -111,12 +112,22 @@ class PackedLayout:
         dtype: Element type of queries, keys and values.
         images_S: The number of each token's image, -1 for text, where the tokens of an image see each other in layers
             with a window; None where nothing sees what comes later.
+        group: The ranks that hold the row together; kept as ``group``.
+
+    Attributes:
+        tokens: S.
     """
 
     def __init__(
-        self, spans: Sequence[Span], device: str, dtype: torch.dtype, images_S: IntArray | None = None
+        self,
+        spans: Sequence[Span],
+        device: str,
+        dtype: torch.dtype,
+        images_S: IntArray | None = None,
+        group: SequenceGroup = ALONE,
     ) -> None:
         self._spans = [span for span in spans if span.length]
+        self.group, self.tokens = group, sum(span.length for span in self._spans)
         self._device, self._dtype = device, dtype
         self._images_S = images_S if images_S is not None and (images_S >= 0).any() else None
         self._taps: dict[int, Taps] = {}
@@ -178,7 +189,7 @@ class PackedLayout:
     def _joined(self, made: Sequence[tuple[Block, IntArray, IntArray]]) -> Blocks:
         """Blocks, with the positions of their queries and keys, as a row."""
         query_order, key_order = (np.concatenate(orders) for orders in zip(*(found[1:] for found in made), strict=True))
-        place_S = np.zeros(sum(span.length for span in self._spans), np.int64)
+        place_S = np.zeros(self.tokens, np.int64)
         # Padding repeats positions: the first place of a position has the right answer.
         place_S[query_order[::-1]] = np.arange(len(query_order))[::-1]
         return Blocks(tuple(block for block, *_ in made), *map(self._tensor, (query_order, key_order, place_S)))
@@ -207,7 +218,7 @@ class PackedLayout:
             )
             position_of += places
         order = np.concatenate(position_of)
-        place_S = np.zeros(sum(span.length for span in self._spans), np.int64)
+        place_S = np.zeros(self.tokens, np.int64)
         place_S[order[::-1]] = np.arange(len(order))[::-1]  # padding repeats a position: its first place is right
         return StateBlocks(tuple(blocks), self._tensor(place_S))
 

@@ -4,18 +4,26 @@ Such a layer hands a state from token to token. In a packed row the state of a p
 completions starts with the prompt's last state and the inputs of its last convolution. transformers' own layer takes a
 packed row for one sequence, and its state leaks from sample to sample.
 
-Letters: ``S`` tokens of the row, ``C`` channels of the convolution, ``K`` taps, ``V`` heads of values, ``D`` head size;
-and those of ``layout``.
+Where several ranks hold a row together, each of them computes some heads of all tokens: their channels of the
+convolution, and their states.
+
+Letters: ``S`` tokens of the row, ``O`` those that this rank holds, ``C`` channels of the convolution, ``K`` taps, ``V``
+heads of values, ``D`` head size, ``R`` ranks that hold the row; and those of ``layout``. A small ``c``, ``k`` or ``v``
+is this rank's part.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 
 from mmrl.engine.network.layout import PackedLayout, StateBlock, Taps, rows_at
+from mmrl.engine.network.sequence import SequenceGroup
+from mmrl.ops.sequence import repeats_of
 
 SHORT = 128
 """Blocks of up to so many tokens are computed in chunks of 16: sums of decays over 64 tokens lose three digits of a
@@ -40,25 +48,51 @@ class PackedDeltaNet(torch.nn.Module):
         self._key_size, self._value_size = layer.head_k_dim, layer.head_v_dim
 
     def forward(self, hidden_states: torch.Tensor, *, layout: PackedLayout, **_: Any) -> torch.Tensor:
-        """(1, S, width): the layer's output for a row."""
-        keys, values = self._key_heads * self._key_size, self._value_heads * self._value_size
-        hidden_SW = hidden_states[0]
-        mixed_SC = self.conv1d(self.in_proj_qkv(hidden_SW), layout.taps(self.conv1d.taps))
-        q_SC, k_SC, v_SC = mixed_SC.split([keys, keys, values], -1)
-        repeats = self._value_heads // self._key_heads
-        q_SVD, k_SVD = (x.unflatten(-1, (-1, self._key_size)).repeat_interleave(repeats, 1) for x in (q_SC, k_SC))
-        decay_SV = -self.A_log.float().exp() * F.softplus(self.in_proj_a(hidden_SW).float() + self.dt_bias)
-        out_SVD = packed_delta_rule(
-            q_SVD,
-            k_SVD,
-            v_SC.unflatten(-1, (-1, self._value_size)),
-            decay_SV,
-            self.in_proj_b(hidden_SW).sigmoid(),
-            layout,
-        )
-        gate_SVD = self.in_proj_z(hidden_SW).unflatten(-1, (-1, self._value_size))
-        normed = self.norm(out_SVD.flatten(0, 1), gate_SVD.flatten(0, 1)).view(hidden_SW.shape[0], -1)
+        """(1, O, width): the layer's output for a row."""
+        group, hidden_OW = layout.group, hidden_states[0]
+        projected = self.in_proj_qkv(hidden_OW), self.in_proj_b(hidden_OW), self.in_proj_a(hidden_OW)
+        mixed_Sc, b_Sv, a_Sv = projected if group.size == 1 else self._of_own_heads(projected, layout)
+        mixed_Sc = self.conv1d(mixed_Sc, layout.taps(self.conv1d.taps), partial(self._own_channels, group))
+        heads = group.part(self._value_heads)
+        num_heads, values = heads.stop - heads.start, self._value_heads * self._value_size // group.size
+        q_Sc, k_Sc, v_Sc = mixed_Sc.split([*[(mixed_Sc.shape[-1] - values) // 2] * 2, values], -1)
+        q_SkD, k_SkD = (x.unflatten(-1, (-1, self._key_size)) for x in (q_Sc, k_Sc))
+        q_SvD, k_SvD = (x.repeat_interleave(num_heads // x.shape[1], 1) for x in (q_SkD, k_SkD))
+        decay_Sv = -self.A_log[heads].float().exp() * F.softplus(a_Sv.float() + self.dt_bias[heads])
+        v_SvD = v_Sc.unflatten(-1, (-1, self._value_size))
+        out_SvD = packed_delta_rule(q_SvD, k_SvD, v_SvD, decay_Sv, b_Sv.sigmoid(), layout)
+        out_OVD = out_SvD if group.size == 1 else self._of_own_tokens(out_SvD, layout)
+        gate_OVD = self.in_proj_z(hidden_OW).unflatten(-1, (-1, self._value_size))
+        normed = self.norm(out_OVD.flatten(0, 1), gate_OVD.flatten(0, 1)).view(hidden_OW.shape[0], -1)
         return cast(torch.Tensor, self.out_proj(normed)[None])
+
+    def _by_rank(self, channels_XC: torch.Tensor, group: SequenceGroup) -> list[torch.Tensor]:
+        """(X, R, c) channels of queries, keys and values of each rank's heads; heads of keys are repeated if they are
+        fewer than the ranks."""
+        keys, values = self._key_heads * self._key_size, self._value_heads * self._value_size
+        q_XC, k_XC, v_XC = channels_XC.split([keys, keys, values], -1)
+        repeats = repeats_of(self._key_heads, group.size)
+        if repeats > 1:
+            heads = (x.unflatten(-1, (-1, self._key_size)) for x in (q_XC, k_XC))
+            q_XC, k_XC = (x.repeat_interleave(repeats, 1).flatten(1) for x in heads)
+        return [x.unflatten(-1, (group.size, -1)) for x in (q_XC, k_XC, v_XC)]
+
+    def _own_channels(self, group: SequenceGroup, channels_XC: torch.Tensor) -> torch.Tensor:
+        """(X, c): those of this rank's heads."""
+        return torch.cat([x[:, group.rank] for x in self._by_rank(channels_XC, group)], -1)
+
+    def _of_own_heads(self, projected: Sequence[torch.Tensor], layout: PackedLayout) -> Sequence[torch.Tensor]:
+        """(S, c), (S, v), (S, v) of all tokens, from what is projected of this rank's."""
+        group, (mixed_OC, *others) = layout.group, projected
+        mixed_ORc = torch.cat(self._by_rank(mixed_OC, group), -1)
+        by_rank = [mixed_ORc, *(x.unflatten(-1, (group.size, -1)) for x in others)]
+        part_SF = group.to_parts(torch.cat(by_rank, -1).transpose(0, 1), layout.tokens)
+        return cast(Sequence[torch.Tensor], part_SF.split([x.shape[-1] for x in by_rank], -1))
+
+    def _of_own_tokens(self, out_SvD: torch.Tensor, layout: PackedLayout) -> torch.Tensor:
+        """(O, V, D): all heads of this rank's tokens."""
+        own_ROF = layout.group.to_tokens(out_SvD.flatten(1))
+        return own_ROF.transpose(0, 1).reshape(own_ROF.shape[1], self._value_heads, self._value_size)
 
 
 class PackedConvolution(torch.nn.Module):
@@ -73,13 +107,19 @@ class PackedConvolution(torch.nn.Module):
         self.weight = convolution.weight
         self.taps = int(convolution.kernel_size[0])
 
-    def forward(self, inputs_SC: torch.Tensor, taps: Taps) -> torch.Tensor:
-        """(S, C): summed in float32."""
-        total_SC: torch.Tensor | float = 0.0
-        for weight_C, place_S, there_S1 in zip(self.weight[:, 0].float().unbind(1), *taps, strict=True):
-            total_SC = total_SC + rows_at(inputs_SC, place_S).float() * weight_C * there_S1
-        assert isinstance(total_SC, torch.Tensor)
-        return F.silu(total_SC).to(inputs_SC.dtype)
+    def forward(
+        self, inputs_Sc: torch.Tensor, taps: Taps, chosen: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """(S, c): summed in float32.
+
+        Args:
+            chosen: Takes the channels of the inputs out of (K, C) all channels.
+        """
+        total_Sc: torch.Tensor | float = 0.0
+        for weight_c, place_S, there_S1 in zip(chosen(self.weight[:, 0].float().T), *taps, strict=True):
+            total_Sc = total_Sc + rows_at(inputs_Sc, place_S).float() * weight_c * there_S1
+        assert isinstance(total_Sc, torch.Tensor)
+        return F.silu(total_Sc).to(inputs_Sc.dtype)
 
 
 def packed_delta_rule(

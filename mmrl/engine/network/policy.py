@@ -23,6 +23,7 @@ from mmrl.engine.network.layout import rows_at
 from mmrl.engine.network.linear_attention import pack_states
 from mmrl.engine.network.merged_linear import Kept
 from mmrl.engine.network.packed_inputs import PackedInputs, UniqueImages
+from mmrl.engine.network.sequence import divide_rows
 from mmrl.errors import ConfigError, first_line
 from mmrl.ops.logprobs import chunked_logprobs
 from mmrl.system.freed_memory import trim_heap
@@ -93,22 +94,19 @@ class Policy(torch.nn.Module):
         """
         if isinstance(inputs, UniqueImages):
             return self._image_features(inputs)
-        hidden_SH, written_W = self._hidden_states(inputs), inputs.written_W
-        predicting, targets = inputs.predicting_T, inputs.targets_T
-        if written_W is not None:
-            predicting, targets = predicting[written_W], targets[written_W]
-        found = self.head(
-            rows_at(hidden_SH, predicting),
-            targets,
+        hidden_OH, reads, updates = self._hidden_states(inputs), inputs.written, torch.is_grad_enabled()
+        logprobs, entropies = self.head(
+            rows_at(hidden_OH, reads.positions),
+            reads.of(inputs.targets_T),
             self.banned_V,
             self.temperature,
-            entropy=torch.is_grad_enabled(),  # only an update has a use for it
+            entropy=updates,  # nothing else has a use for it
             entropy_gradient=self._entropy_gradient,
         )
-        return found if written_W is None else tuple(_spread(each, written_W, inputs.targets_T) for each in found)
+        return reads.whole(logprobs), reads.whole(entropies) if updates else entropies
 
     def _hidden_states(self, inputs: PackedInputs) -> torch.Tensor:
-        """(S, H) last hidden states of a row."""
+        """(O, H) last hidden states of this rank's tokens of a row."""
         images: dict[str, Any] = {}
         if inputs.images is not None:
             features = self._image_features(inputs.images) if isinstance(inputs.images, UniqueImages) else inputs.images
@@ -116,13 +114,15 @@ class Policy(torch.nn.Module):
         for router in self.routers:
             router.routing = inputs.routing
         outputs = self.model.base_model(**inputs.model_inputs, **images, attention_mask=None, use_cache=False)
-        hidden_SH: torch.Tensor = outputs.last_hidden_state[0]
-        return hidden_SH
+        hidden_OH: torch.Tensor = outputs.last_hidden_state[0]
+        return hidden_OH
 
     def _image_features(self, images: UniqueImages) -> list[Features]:
         """The vision tower's features of the images, one entry per place."""
         form = self._folder.images
         features = form.features(self.model.base_model, images.pixels, images.grids_U3, images.derived)
+        if images.division is not None:
+            features = images.division.whole(features)
         return [features[place] for place in images.places]
 
     def without_adapters(self) -> AbstractContextManager[None]:
@@ -277,6 +277,7 @@ def load_policy(
         tower = device.tower_attention(kind, dtype) if folder.images.packed_tower else "sdpa"
         model.set_attn_implementation({"vision_config": tower})
     pack_states(model)
+    divide_rows(model)
     routers = experts.routed(model)
     quantized = quantization.quantizable(adapters.linear_layers(model), folder.family) if quantize else []
     if rounded_as is None:
@@ -368,11 +369,6 @@ def gathered(*parameters: torch.nn.Parameter, changes: bool = False) -> Abstract
     writer = 0 if changes else None
     found: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(list(parameters), modifier_rank=writer)
     return found
-
-
-def _spread(values_W: torch.Tensor, places_W: torch.Tensor, like_T: torch.Tensor) -> torch.Tensor:
-    """(T,) the values at their places, and 0 elsewhere; no values stay none."""
-    return values_W.new_zeros(len(like_T)).index_copy(0, places_W, values_W) if len(values_W) else values_W
 
 
 def _buckets(parameters: Iterable[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:

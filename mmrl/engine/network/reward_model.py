@@ -13,7 +13,7 @@ import torch
 from mmrl.engine.network.family import SCORE_WEIGHT
 from mmrl.engine.network.folder import INDEX, ModelFolder
 from mmrl.engine.network.layout import rows_at
-from mmrl.engine.network.packed_inputs import PackedInputs, UniqueImages
+from mmrl.engine.network.packed_inputs import PackedInputs, Reads, UniqueImages
 from mmrl.engine.network.policy import Loading, Policy, empty_model
 from mmrl.errors import ConfigError
 from mmrl.score_head import BEGIN_SCORE, CLASS, NO_SCORE, VALUE_HEADS, sequence_classification_class
@@ -33,8 +33,12 @@ class RewardModel(Policy):
         """(N,) float32 scores after the last token of each sample; for images alone, their features."""
         if isinstance(inputs, UniqueImages):
             return self._image_features(inputs)
-        assert inputs.last_N is not None, "rows without their last tokens have no scores"
-        return self.head(rows_at(self._hidden_states(inputs), inputs.last_N))
+        assert inputs.last is not None, "rows without their last tokens have no scores"
+        return self._read(inputs, inputs.last)
+
+    def _read(self, inputs: PackedInputs, reads: Reads) -> torch.Tensor:
+        """The head's values of some hidden states of a row."""
+        return reads.whole(self.head(rows_at(self._hidden_states(inputs), reads.positions)))
 
     @property
     def scored_by(self) -> str:
@@ -53,9 +57,9 @@ class Critic(RewardModel):
         Rows that keep last tokens have (N,) values after these instead, as a reward model's; images alone have their
         features.
         """
-        if isinstance(inputs, UniqueImages) or inputs.last_N is not None:
+        if isinstance(inputs, UniqueImages) or inputs.last is not None:
             return super().forward(inputs)
-        return self.head(rows_at(self._hidden_states(inputs), inputs.predicting_T))
+        return self._read(inputs, inputs.predicting)
 
 
 class ScoreHead(torch.nn.Module):

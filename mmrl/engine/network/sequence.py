@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from math import gcd
 from typing import Any, cast
 
 import torch
@@ -58,6 +57,11 @@ class SequenceGroup:
         """The tokens that this rank holds of a row of so many."""
         return slice(*self.bounds(tokens)[self.rank : self.rank + 2])
 
+    def part(self, count: int) -> slice:
+        """This rank's part of so many neighbours, such as heads, which the group's size divides."""
+        own = count // self.size
+        return slice(self.rank * own, (self.rank + 1) * own)
+
     def to_parts(self, own_ROF: torch.Tensor, tokens: int) -> torch.Tensor:
         """(S, F): this rank's part of all tokens, of ``own_ROF``, each rank's part of own tokens; with gradient.
 
@@ -90,12 +94,33 @@ ALONE = SequenceGroup()
 """A rank that holds whole rows."""
 
 
-def repeats_of(heads: int, size: int) -> int:
-    """How often each of so many heads of keys and values is there, so that ``size`` ranks get equally many.
+def divide_rows(model: Any) -> None:
+    """Let a transformers model compute this rank's tokens of a row alone, from its text decoder on.
 
-    It divides the queries' heads per head of keys if ``size`` divides the queries' heads.
+    Image features are in their places then, so a cut may go through an image.
     """
-    return size // gcd(heads, size)
+    model.get_decoder().register_forward_pre_hook(_own_inputs, with_kwargs=True)
+
+
+TOKEN_AXES = {"input_ids": 1, "inputs_embeds": 1, "position_ids": -1, "per_layer_inputs": 1, "visual_pos_masks": 1}
+"""The axis of a decoder's inputs along which tokens lie."""
+
+
+def _own_inputs(module: torch.nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """A decoder's arguments for this rank's tokens."""
+    layout = named.get("layout")
+    if layout is None or layout.group.size == 1:
+        return None
+    own = layout.group.own(layout.tokens)
+    found = dict(named)
+    if (mask_1S := named.get("visual_pos_masks")) is not None and named.get("deepstack_visual_embeds"):
+        first, count = (int(mask_1S[:, part].sum()) for part in (slice(own.start), own))
+        found["deepstack_visual_embeds"] = [x[first : first + count] for x in named["deepstack_visual_embeds"]]
+    for name, axis in TOKEN_AXES.items():
+        if (value := named.get(name)) is not None:
+            # A copy, which does not keep the whole row in memory.
+            found[name] = value.narrow(axis, own.start, own.stop - own.start).clone()
+    return args, found
 
 
 class _ToParts(torch.autograd.Function):

@@ -18,16 +18,20 @@ BLANK = ImageRef(hash="blank", width=0, height=0, path="")
 """The smallest image; no store has it."""
 
 
-def idle_sample(folder: ModelFolder) -> Sample:
+def idle_sample(folder: ModelFolder, tokens: int = 1) -> Sample:
     """The smallest sample, with an image if the model reads any; it is trained on with weight 0.
 
     Rows without an image, and empty rows, get it. Ranks wait for each other in every module of the model, in the order
     in which modules run, and DeepSpeed's ZeRO 3 keeps the last gradient of a parameter that gets none.
+
+    Args:
+        tokens: Least tokens of its prompt: each rank that holds the row gets one.
     """
     end = np.array(folder.vocabulary.eos[:1], np.int32)  # a banned token would have an infinite log-prob
     token_ids, images = end, tuple[ImageRef, ...]()
     if folder.family.vision:
         token_ids, images = np.array(folder.images.expansion(BLANK.width, BLANK.height), np.int32), (BLANK,)
+    token_ids = np.concatenate([token_ids, np.repeat(end, max(tokens - len(token_ids), 0))])
     prompt = EncodedPrompt(prompt=Prompt("", ()), text="", token_ids=token_ids, images=images)
     return Sample(prompt, (Segment(end, True, np.zeros(1, np.float32)),))
 
