@@ -153,6 +153,11 @@ class Needs:
         """Needs among these that only a policy serves."""
         return tuple(name for name in _OF_A_POLICY if getattr(self, name))
 
+    @property
+    def of_sampling(self) -> tuple[str, ...]:
+        """Needs among these that only a run serves which samples its groups."""
+        return tuple(name for name in _OF_SAMPLING if getattr(self, name))
+
 
 _OF_A_POLICY = (
     "reference_logprobs",
@@ -168,3 +173,4 @@ _OF_A_POLICY = (
     "token_rewards",
     "branches",
 )
+_OF_SAMPLING = ("values", "demonstration", "experience", "token_rewards")

@@ -330,7 +330,7 @@ def _misfit(algorithm: Algorithm, needs: Needs) -> tuple[str, str] | None:
         names = ", ".join(get_args(NetworkName))
         return f"trains a network {algorithm.network!r}", f"let its network be one of {names}"
     if algorithm.network == POLICY:
-        return _misfit_of_critic(algorithm, needs)
+        return _misfit_of_policy(algorithm, needs)
     if algorithm.source != "comparisons" or not needs.last_state:
         return (
             "trains a reward model on something else than whole conversations to compare",
@@ -341,21 +341,22 @@ def _misfit(algorithm: Algorithm, needs: Needs) -> tuple[str, str] | None:
     return None
 
 
-_UNSERVED = ("demonstration", "experience", "token_rewards")
+_UNSERVED = ("demonstration", "experience")
 """Needs that no run serves yet."""
 
 
-def _misfit_of_critic(algorithm: Algorithm, needs: Needs) -> tuple[str, str] | None:
+def _misfit_of_policy(algorithm: Algorithm, needs: Needs) -> tuple[str, str] | None:
     """As ``_misfit``, of an algorithm that trains the policy."""
-    if asked := [name for name in _UNSERVED if getattr(needs, name)]:
-        return f"asks for {', '.join(asked)}, which this version does not serve", "do without"
-    if type(algorithm).retry is not Algorithm.retry:
-        return "has retry, which this version does not call", "do without"
     if needs.last_state and not needs.values:
         remedy = "let its network be 'reward', ask for values too, or do without"
         return "asks for last_state, and a policy has no score head", remedy
-    if needs.values and algorithm.source != "rollouts":
-        return f"asks for values, and its source is {algorithm.source}", "let it learn from rollouts, or do without"
+    if algorithm.source != "rollouts" and (asked := needs.of_sampling):
+        remedy = "let it learn from rollouts, or do without"
+        return f"asks for {', '.join(asked)}, and its source is {algorithm.source}", remedy
+    if asked := tuple(name for name in _UNSERVED if getattr(needs, name)):
+        return f"asks for {', '.join(asked)}, which this version does not serve", "do without"
+    if type(algorithm).retry is not Algorithm.retry:
+        return "has retry, which this version does not call", "do without"
     if needs.values and type(algorithm).value_loss is Algorithm.value_loss:
         what = "asks for values and has no value_loss, so its critic would learn nothing"
         return what, "write value_loss(self, tokens), or do without values"

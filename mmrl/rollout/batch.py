@@ -112,6 +112,7 @@ def batch_of(
         **(turns_of(rollouts) if has_episodes(rollouts) else {}),
         branches=branches_of([group.rollouts for group in groups]),
         sampled_from=[rollout.view for rollout in rollouts] if any(rollout.view for rollout in rollouts) else None,
+        token_rewards=_token_rewards(groups),
     )
 
 
@@ -122,6 +123,14 @@ def _columns(rollouts: Sequence[Rollout]) -> dict[str, Any]:
         for column in COLUMNS
         if column.known in ("sampled", "before the step")
     }
+
+
+def _token_rewards(groups: Sequence[ScoredGroup]) -> list[FloatArray] | None:
+    """``Batch.token_rewards``; None unless all groups have them."""
+    if not all(group.token_rewards for group in groups):
+        return None
+    pairs = [pair for group in groups for pair in zip(group.token_rewards, group.valid, strict=True)]
+    return [values_T if is_valid else np.zeros(len(values_T)) for values_T, is_valid in pairs]
 
 
 def has_episodes(rollouts: Sequence[Rollout]) -> bool:

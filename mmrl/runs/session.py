@@ -26,6 +26,7 @@ from mmrl.runs.reward_trial import RewardTrial
 from mmrl.runs.run_warnings import config_warnings, image_warnings, learning_warnings, model_warnings
 from mmrl.runs.sampled_rows import sampled_warnings
 from mmrl.runs.scored_rows import row_warnings
+from mmrl.runs.spans import last_tokens_of
 from mmrl.runs.start import Start, Starts
 from mmrl.runs.summary import closing, opening, shown_evaluations, shown_metrics
 from mmrl.system.console import Console, diverted
@@ -88,7 +89,7 @@ class TrainingRun:
             for warning in warnings:
                 self._tell("warning", message=warning)
             # Workers import their rewards while the engine starts.
-            scorer = stack.enter_context(Scorer(config.rewards))
+            scorer = stack.enter_context(Scorer(config.rewards, last_tokens=last_tokens_of(setup)))
             with garbage_kept():
                 sources = setup.training, *setup.evaluations.values()
             for warning in [*image_warnings(setup), *learning_warnings(setup)]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from mmrl.config.sections import Config
 from mmrl.engine_api import Learner, Network, UpdateResult
-from mmrl.interfaces import Aggregation, Algorithm
+from mmrl.interfaces import Aggregation, Algorithm, Needs
 from mmrl.ops import metrics
 from mmrl.ops.assignment import assign_credit, columns_before, loss_masks, value_masks
 from mmrl.ops.objective import check_whole_groups, training_rows
@@ -139,7 +139,7 @@ def learn(
     """
     samples, needs = rollouts_of(groups), algorithm.needs()
     batch = batch_of(groups, settings.weights, settings.penalties) if batch is None else batch
-    batch = replace(batch, pretrains=settings.pretrains)
+    batch = replace(_asked_for(batch, needs), pretrains=settings.pretrains)
     batch = _with_columns(batch, samples, needs.columns(settings.num_updates, algorithm.network), learner)
     batch = replace(batch, **mismatched_logprobs(batch, samples, needs, learner))
     if needs.values and needs.last_state and batch.final_values is None:
@@ -182,6 +182,14 @@ def learn(
     found |= {"final_values": _first_values(updates)} if algorithm.network == REWARD else {}
     found |= {column.mismatched: getattr(batch, column.mismatched) for column in needs.mismatched_columns}
     return StepResult({**_means(trained), **values}, _credited(groups, found), credit)
+
+
+def _asked_for(batch: Batch, needs: Needs) -> Batch:
+    """The batch without what the algorithm does not ask for, and with zeros where it asks for what no row has."""
+    values = batch.token_rewards
+    if values is None:
+        values = [np.zeros(len(mask)) for mask in batch.masks]
+    return replace(batch, token_rewards=values if needs.token_rewards else None)
 
 
 def finished(

@@ -80,6 +80,8 @@ def random_batch(
         batch |= _turns(rng, lengths_B, valid_B, binary_rewards=binary_rewards)
         batch["components"] = {**named, ENVIRONMENT: np.array([sum(each) for each in batch["turn_rewards"]])}
         batch["weights"] = {**batch["weights"], ENVIRONMENT: 1.0}
+    if needs.token_rewards:
+        batch["token_rewards"] = rng.normal(size=old_BT.shape) * (rng.random(old_BT.shape) < 0.4) * mask_BT
     if network == REWARD:
         batch = {key: value for key, value in batch.items() if key not in PER_TOKEN}
         batch["scores"] = rng.normal(size=rows)
@@ -155,6 +157,8 @@ def polluted(batch: Arrays, garbage: float) -> dict[str, Any]:
         dirty["scores"] = np.where(batch["reward_valid"] & mask_BT.any(1), batch["scores"], garbage)
     if "final_values" in batch:
         dirty["final_values"] = np.where(batch["reward_valid"] & batch["truncated"], batch["final_values"], garbage)
+    if "token_rewards" in batch:
+        dirty["token_rewards"] = np.where(mask_BT & batch["reward_valid"][:, None], batch["token_rewards"], garbage)
     if "turn_rewards" in batch:
         rows = zip(batch["turn_rewards"], batch["reward_valid"], strict=True)
         dirty["turn_rewards"] = [np.where(valid, values_K, garbage) for values_K, valid in rows]
@@ -165,7 +169,7 @@ def polluted(batch: Arrays, garbage: float) -> dict[str, Any]:
 
 def padded(batch: Arrays, extra: int) -> dict[str, Any]:
     """The batch with further masked tokens at the end of every row."""
-    names = [name for name in (*PER_TOKEN, "response_mask") if name in batch]
+    names = [name for name in (*PER_TOKEN, "response_mask", "token_rewards") if name in batch]
     longer = {name: np.pad(batch[name], ((0, 0), (0, extra))) for name in names}
     if "turns" in batch:
         longer["turns"] = np.pad(batch["turns"], ((0, 0), (0, extra)), "edge")

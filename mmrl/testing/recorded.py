@@ -25,7 +25,7 @@ _ROWS |= {
     "truncated": "bool",
     "has_images": "bool",
 }
-_TOKENS = {"response_mask": "bool", "turns": "int64", **dict.fromkeys(PER_TOKEN, "float64")}
+_TOKENS = {"response_mask": "bool", "turns": "int64", **dict.fromkeys((*PER_TOKEN, "token_rewards"), "float64")}
 _OF_CRITIC = tuple(column.replayed for column in CRITIC_COLUMNS if column.replayed)
 _NAMED = ("components", "greedy_components")
 _TURNS = ("turn_rewards", "turn_states")
@@ -147,6 +147,7 @@ def _check_keys(batch: Arrays, needs: Needs, network: str) -> None:
     needed += [column.replayed for column in needs.columns(1, network) if column.known == "before the step"]
     needed += ["turns", *_TURNS] if needs.turns else []
     needed += ["vpreds"] if needs.values else []
+    needed += ["token_rewards"] if needs.token_rewards else []
     needed += ["final_values"] if needs.values and needs.last_state else []
     needed += [column.mismatched_replayed for column in needs.mismatched_columns]
     if needs.greedy_rollout and "greedy_components" not in batch:

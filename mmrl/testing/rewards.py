@@ -27,11 +27,11 @@ def check_reward(
 ) -> None:
     """Raise at the first rule of rewards that this one breaks.
 
-    The rules: one finite number, or several by name, or None for each rollout, in order; the same again for the same
-    rollouts, and in another order for another order; rollouts are not modified; no rollouts give no scores; what a
-    rollout answers (``answer_of``) is a text or None, and the same again. By default rollouts are
-    right, wrong, empty, cut-off and odd answers to a question in text. If their reference is a list, a number or
-    missing, a reward that is not made for that may raise.
+    The rules: one finite number, or several by name, or None for each rollout, in order; spans lie within the text,
+    with a finite number each; the same again for the same rollouts, and in another order for another order; rollouts
+    are not modified; no rollouts give no scores; what a rollout answers (``answer_of``) is a text or None, and the same
+    again. By default rollouts are right, wrong, empty, cut-off and odd answers to a question in text. If their
+    reference is a list, a number or missing, a reward that is not made for that may raise.
 
     Args:
         reward: A registered name, a class, a reward, a function (see ``plugin_host.foreign_rewards``), or a name in a
@@ -98,7 +98,7 @@ def _scores(reward: Reward, group: tuple[Rollout, ...]) -> list[CheckedScore]:
         prompt = f"answer {group[0].answer!r}" if group else "none"
         raise failed(reward, f"rollouts can be scored ({len(group)}, {prompt})", error, remedy, Untried) from error
     try:
-        return check_scores(values, len(group), total=total_of(reward))
+        return check_scores(values, len(group), total=total_of(reward), text_of=lambda index: group[index].text)
     except BadScores as error:
         where = "" if error.index is None else f"; {_show(group[error.index])}"
         remedy = "return a list with a finite number, or None, for each rollout"
@@ -106,8 +106,9 @@ def _scores(reward: Reward, group: tuple[Rollout, ...]) -> list[CheckedScore]:
 
 
 def _score(score: CheckedScore) -> str:
-    parts = ", ".join(f"{name} {value}" for name, value in score.parts.items())
-    return f"{score.value} ({parts})" if parts else f"{score.value}"
+    parts = [f"{name} {value}" for name, value in score.parts.items()]
+    parts += [f"characters {start} to {end} {value}" for start, end, value in score.spans]
+    return f"{score.value} ({', '.join(parts)})" if parts else f"{score.value}"
 
 
 def _content(group: Sequence[Rollout]) -> list[str]:

@@ -336,6 +336,8 @@ class ScoredGroup:
         answers: Each rollout's answer, by the reward that reads it (``Reward.answer_of``).
         kept: False if the algorithm rejects it; it is asked only with ``Needs.refill``.
         place: The round in which it was sampled, and its place in there, from 0; None if that was in an earlier step.
+        token_rewards: G arrays (T_i,) float64, the values of parts of the text, times the rewards' weights, at each
+            part's last token; none unless the algorithm asks for ``token_rewards``.
     """
 
     group: RolloutGroup
@@ -346,6 +348,7 @@ class ScoredGroup:
     answers: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
     kept: bool = True
     place: tuple[int, int] | None = None
+    token_rewards: Sequence[FloatArray] = ()
 
     @property
     def key(self) -> GroupKey:

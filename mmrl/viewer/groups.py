@@ -71,7 +71,7 @@ def _tokens(record: Mapping[str, Any], vocabulary: Vocabulary) -> Document:
     ids, mask = np.asarray(record["token_ids"], np.int64).tolist(), np.asarray(record["mask"], bool)
     unknown = "sampled" if record["weight_version"] == GIVEN else ""  # zeros, which nobody computed
     plain = [column.record for column in COLUMNS if not column.is_per_update and column.known != unknown]
-    numbers = {name.removesuffix("s"): _numbers(record, name, mask) for name in plain}
+    numbers = {name.removesuffix("s"): _numbers(record, name, mask) for name in (*plain, "token_rewards")}
     sampler, value, returns = (numbers.get(name) for name in ("sampler_logprob", "value", "return"))
     learner, reference = (numbers[RECORDED[role].removesuffix("s")] for role in (POLICY, REFERENCE))
     updates = [np.asarray(each, np.float64) for each in record.get("update_logprobs") or () if len(each)]

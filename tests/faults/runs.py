@@ -161,8 +161,10 @@ def fake(folder: Path, model: Path) -> Iterator[Runs]:
     from tests.faults import fake_engine
 
     with pytest.MonkeyPatch.context() as patch, ExitStack() as workers:
-        scorer = functools.cache(lambda rewards: workers.enter_context(Scorer(rewards)))
+        scorer = functools.cache(
+            lambda rewards, last_tokens: workers.enter_context(Scorer(rewards, last_tokens=last_tokens))
+        )
         for module in (training, replay):
-            patch.setattr(module, "Scorer", lambda rewards: nullcontext(scorer(rewards)))
+            patch.setattr(module, "Scorer", lambda rewards, last_tokens=None: nullcontext(scorer(rewards, last_tokens)))
         patch.setattr(launch, "start_engine", fake_engine.start_engine)
         yield Runs(folder, model)

@@ -5,21 +5,24 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import CancelledError, wait
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from mmrl.config.plugin_specs import RewardSpec
 from mmrl.errors import ConfigError, OldNameWarning, PluginError
+from mmrl.rollout.batch import batch_of
+from mmrl.rollout.episodes.scoring import score_episodes
 from mmrl.rollout.rewards.failures import Failures, RewardError
 from mmrl.rollout.rewards.scorer import Scorer
-from mmrl.types import EncodedPrompt, Message, Prompt, Rollout, RolloutGroup
+from mmrl.types import EncodedPrompt, Message, Prompt, Rollout, RolloutGroup, Segment
 
 pytestmark = pytest.mark.fresh_workers
 
 REWARDS = """
 import os, signal, subprocess, sys, time
-import numpy as np
+import numpy as np; from mmrl.types import Spans
 
 calls = 0
 
@@ -87,6 +90,12 @@ async def later(rollouts, factor: float = 2.0):
     import asyncio
     await asyncio.sleep(0.01)
     return [factor * r.index for r in rollouts]
+
+def spans(rollouts):
+    return [Spans(r.index, ((0, 2, -0.5), (1, np.int64(3), np.float32(2)), (0, 2, 1))) for r in rollouts[:-1]] + [7]
+
+def several(rollouts):
+    return [Spans({"score": 1, "style": 0.5}, ((0, 1, 4),)), Spans({"score": 0, "style": None}, ()), None]
 
 kept = []
 
@@ -229,6 +238,52 @@ def test_messages_larger_than_a_pipe_reach_a_worker_and_come_back(spec):
     assert scored.rewards.tolist() == list(range(20_000)) and scored.valid.all()
 
 
+@pytest.mark.parametrize(
+    ("spans", "got"),
+    [
+        ("((0, 999, 1.0),)", "the span from 0 to 999"),
+        ("((-1, 2, 1.0),)", "the span from -1 to 2"),
+        ("((2, 2, 1.0),)", "the span from 2 to 2"),
+        ("((0.0, 2, 1.0),)", "the span from 0.0 to 2"),
+        ("((0, 2),)", "a span (0, 2)"),
+        ("5", "spans 5"),
+    ],
+)
+def test_spans_that_are_no_part_of_the_text_are_an_error_with_reward_sample_and_span(given, spans, got):
+    with pytest.raises(RewardError, match="prompt 'p1', rollout 1") as caught:
+        given.submit(group(text=f"[1.0, Spans(0.5, {spans}), 1.0]")).result(60)
+    assert f"answered {got}" in str(caught.value) and "spans" in caught.value.possible
+
+
+def test_values_of_parts_are_weighed_and_lie_at_the_parts_last_tokens(spec):
+    """A part's last token is here the one of its last character, and each rollout has four."""
+    four = Segment(np.arange(4, dtype=np.int32), True, np.zeros(4, np.float32))
+    of = group()
+    of = replace(of, rollouts=tuple(replace(each, segments=(four,)) for each in of.rollouts))
+    specs = [spec("spans", weight=0.5), spec("several", weight=-1.0), spec("length")]
+    with Scorer(specs, workers=1, last_tokens=lambda rollout, ends: [end - 1 for end in ends]) as scorer:
+        found = scorer.submit(of).result(60)
+    assert [values_T.tolist() for values_T in found.token_rewards] == [[-4, 0.25, 1, 0], [0, 0.25, 1, 0], [0, 0, 0, 0]]
+    assert found.components[specs[0].metric].tolist() == [0, 1, 7] and found.valid.tolist() == [True, True, False]
+    assert found.component(f"{specs[1].metric}/style")[0] == 0.5
+    assert not score(*specs, of=of).token_rewards  # nobody asks for them
+    # A rollout that cannot be used has none, and the batch's are those of all groups.
+    batch = batch_of([found, found], {})
+    assert [each.tolist() for each in batch.token_rewards][2:4] == [[0, 0, 0, 0], [-4, 0.25, 1, 0]]
+    assert batch_of([found, replace(found, token_rewards=())], {}).token_rewards is None
+
+
+def test_values_of_parts_of_episodes_are_those_of_the_members_that_rewards_score(spec):
+    two = Segment(np.arange(2, dtype=np.int32), True, np.zeros(2, np.float32))
+    of = group(text="abcd")
+    members = [replace(each, segments=(two,), failure="broke" * (each.index == 0)) for each in of.rollouts]
+    specs = [spec("spans")]
+    with Scorer(specs, workers=1, last_tokens=lambda rollout, ends: [1] * len(ends)) as scorer:
+        of = replace(of, rollouts=tuple(members))
+        found = score_episodes(scorer, specs, {}, of, Failures(bounded=False)).result(60)
+    assert [values_T.tolist() for values_T in found.token_rewards] == [[0, 0], [0, 2.5], [0, 0]]
+
+
 def test_a_rollout_that_one_reward_cannot_score_is_invalid(spec):
     scored = score(spec("length"), unscored := spec("some"))
     assert scored.valid.tolist() == [True, False, True]
@@ -244,6 +299,8 @@ def test_a_rollout_that_one_reward_cannot_score_is_invalid(spec):
         ("[1.0, '0.5', 1.0]", "answered str '0.5'"),
         ("[1.0, [1.0], 1.0]", "answered list"),
         ("[1.0, 10**400, 1.0]", "answered 1000"),
+        ("[1.0, Spans(float('nan'), ()), 1.0]", "answered nan"),
+        ("[1.0, Spans(0.0, ((0, 1, float('inf')),)), 1.0]", "answered inf as the value of characters 0 to 1"),
     ],
 )
 def test_what_is_no_score_is_an_error_with_reward_sample_and_value(given, value, message):

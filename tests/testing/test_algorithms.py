@@ -402,10 +402,39 @@ def test_a_broken_rule_is_named_with_what_shows_it_and_what_to_do(algorithm, rul
     assert algorithm.__name__ in text
 
 
-@pytest.mark.parametrize("algorithm", [Good, Selects])
+class Dense(Good):
+    """Learns what rewards say of parts of the text."""
+
+    def needs(self):
+        return Needs(token_rewards=True)
+
+    def credit(self, batch):
+        to_go = [
+            np.cumsum(np.where(mask, values, 0.0)[::-1])[::-1]
+            for values, mask in zip(batch.token_rewards, batch.masks, strict=True)
+        ]
+        return Credit([valid * values for valid, values in zip(batch.valid, to_go, strict=True)])
+
+
+@pytest.mark.parametrize("algorithm", [Good, Selects, Dense])
 def test_an_algorithm_that_keeps_the_rules_passes(algorithm) -> None:
     check_algorithm(algorithm)
     check_algorithm(algorithm, options={"scale": 2.0})
+
+
+def test_values_of_parts_that_are_not_asked_for_or_of_what_is_masked_are_not_used() -> None:
+    with pytest.raises(PluginError, match="there is a result") as caught:
+        check_algorithm(type("Takes", (Dense,), {"needs": Good.needs}))
+    assert "fields that needs() does not ask for" in str(caught.value)
+
+    class Masked(Dense):
+        def credit(self, batch):
+            return Credit(
+                [float(values.sum()) * valid for values, valid in zip(batch.token_rewards, batch.valid, strict=True)]
+            )
+
+    with pytest.raises(PluginError, match="where the mask or the row's validity is False"):
+        check_algorithm(Masked)
 
 
 def test_an_entropy_bonus_that_is_asked_for_and_a_constant_that_is_passed_on_pass() -> None:
@@ -581,6 +610,12 @@ def test_a_class_is_checked_against_its_interface_and_its_options_first() -> Non
     [
         ("policy", "rollouts", Needs(values=True), "asks for values and has no value_loss"),
         ("policy", "demonstrations", Needs(values=True), "asks for values, and its source is demonstrations"),
+        (
+            "policy",
+            "comparisons",
+            Needs(demonstration=True, experience=2, token_rewards=True),
+            "asks for demonstration, experience, token_rewards, and its source is comparisons",
+        ),
         ("policy", "rollouts", Needs(last_state=True), "asks for last_state, and a policy has no score head"),
         ("critic", "rollouts", Needs(), "trains a network 'critic'"),
         ("reward", "rollouts", Needs(last_state=True), "trains a reward model on something else than whole"),

@@ -61,6 +61,15 @@ def test_the_function_of_the_page_opens_the_picture_of_a_rollout(
     assert namespace["dark_or_light"](rollouts) == [score]
 
 
+def test_the_function_of_the_page_values_each_sentence() -> None:
+    (code,) = re.findall(r"```python\n(# numbers.py\n.*?)```", PAGE.read_text(), re.S)
+    namespace: dict[str, Any] = {"__name__": "page"}
+    exec(code, namespace)
+    check_reward(namespace["numbers"])
+    (found,) = namespace["numbers"](make_rollouts(["I add. It is 7"]))
+    assert (found.value, found.spans) == (0.5, ((0, 6, 0.0), (6, 14, 1.0)))
+
+
 def test_what_the_page_says_of_a_rollout_is_there() -> None:
     table = PAGE.read_text().partition("What a rollout has")[2].partition("```")[0]
     (rollout,) = make_rollouts(["x"])

@@ -306,6 +306,11 @@ def _reward_differences(
     for name, (one, other) in different.items():
         why = tuple(explain.of(group, rollout, name))
         yield Difference(name, _none(one), _none(other), name_of(rollout), greedy, why)
+    if was.token_rewards and now.token_rewards and not totals_only:
+        before, after = was.token_rewards[member], now.token_rewards[member]
+        for token in _first_unequal(before, after):
+            what = f"value of parts that end with token {token}"
+            yield Difference(what, float(before[token]), float(after[token]), name_of(rollout), greedy)
 
 
 def _trained_pairs(record: RecordedStep, result: Rerun) -> Iterator[tuple[Any, FloatArray, FloatArray]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +41,7 @@ from mmrl.rollout.rewards.scorer import Scorer, Scoring
 from mmrl.runs.history import metrics_of, read_ledger
 from mmrl.runs.resumption import Change, changed_config, plain_config
 from mmrl.runs.run_warnings import config_warnings
+from mmrl.runs.spans import last_tokens_of
 from mmrl.types import ScoredGroup
 
 REPLAYED = ("rewards", "algorithm", "environment.weights", "trainer.eval_metric")
@@ -82,7 +83,9 @@ def replay(
     needed = setup.algorithm.needs().rewards  # and it is checked against the config
     notes += config_warnings(setup) if is_what_if else []
     plays = with_environment and not is_what_if and config.environment is not None
-    with Scorer(config.rewards) as scorer, ReplayedEnvironment(config) if plays else nullcontext() as environment:
+    with ExitStack() as stack:
+        scorer = stack.enter_context(Scorer(config.rewards, last_tokens=last_tokens_of(setup)))
+        environment = stack.enter_context(ReplayedEnvironment(config)) if plays else None
         for step in steps:
             player = _Player(run, step, config, setup.penalties, scorer, environment, needed=needed)
             if is_what_if:

@@ -324,6 +324,8 @@ def lacking(algorithm: Algorithm, config: Config, record: RecordedStep, trained:
         missing.append("greedy rollouts")
     if needs.branches and not all(any(each.branch for each in group.scored.rollouts) for group in groups):
         missing.append("episodes that go on from others")
+    if needs.token_rewards and not all(group.scored.token_rewards for group in groups):
+        missing.append("values of parts of texts")
     if not all(getattr(group, column.mismatched) for group in groups for column in needs.mismatched_columns):
         missing.append("log-probs of prompts with other rows' completions")
     columns = needs.columns(config.learner.minibatches * config.learner.epochs, algorithm.network)

@@ -56,7 +56,12 @@ class EpisodeScoring:
         for name, read in scored.answers.items():
             for place, answer in zip(places, read, strict=True):
                 answers[name][place] = answer
-        return replace(scored, group=self.group, rewards=rewards, valid=valid, components=components, answers=answers)
+        known = dict(zip(places, scored.token_rewards, strict=False))
+        of_tokens = (
+            [known.get(i, np.zeros(len(e.token_ids))) for i, e in enumerate(self.group.rollouts)] if known else []
+        )
+        scored = replace(scored, group=self.group, rewards=rewards, valid=valid, components=components)
+        return replace(scored, answers=answers, token_rewards=of_tokens)
 
 
 def score_episodes(

@@ -23,7 +23,7 @@ from mmrl.types import ScoredGroup
 
 FINISHED, UNFINISHED = "carried_groups", "unfinished_groups"
 """The keys of a state; the second one is that of rollouts that are sampled in parts."""
-_PACKED = {"prompt_token_ids": "<i4", "token_ids": "<i4", "mask": "|b1"}
+_PACKED = {"prompt_token_ids": "<i4", "token_ids": "<i4", "mask": "|b1", "token_rewards": "<f8"}
 _PACKED |= {column.record: np.dtype(column.dtype).str for column in COLUMNS if column.known == "sampled"}
 """Fields with a number for each token, and the numbers' types."""
 
@@ -97,7 +97,7 @@ def _packed(field: str, values: Any) -> str:
 
 
 def _unpacked(record: Mapping[str, Any]) -> dict[str, Any]:
-    packed = {name: kind for name, kind in _PACKED.items() if isinstance(record[name], str)}
+    packed = {name: kind for name, kind in _PACKED.items() if isinstance(record.get(name), str)}
     arrays = {name: np.frombuffer(base64.b64decode(record[name]), kind) for name, kind in packed.items()}
     return {**record, **arrays}
 

@@ -33,6 +33,7 @@ from mmrl.rollout.records.schema import (
     OF_ROLLOUT,
     OF_SCORES,
     OF_SOME,
+    OF_SPANS,
     OF_VIEWS,
     SCHEMA,
     listed,
@@ -146,8 +147,8 @@ def table_records(table: pa.Table) -> Iterator[dict[str, Any]]:
     fields: dict[str, Any] = {name: _split(members.field(name)) for name in ("token_ids", "mask")}
     fields |= {column.record: _token_column(members, column) for column in COLUMNS}
     known = {field.name for field in members.type}
-    fields |= {name: _split(members.field(name)) for name in OF_MISMATCHED if name in known}
-    optional = (*EPISODE, *OF_BRANCHES, *OF_VIEWS, *OF_MISMATCHED, "final_value", *OF_SCORES)
+    fields |= {name: _split(members.field(name)) for name in (*OF_MISMATCHED, *OF_SPANS) if name in known}
+    optional = (*EPISODE, *OF_BRANCHES, *OF_VIEWS, *OF_MISMATCHED, "final_value", *OF_SCORES, *OF_SPANS)
     others = [name for name in ("index", *OF_ROLLOUT) if name not in fields and (name in known or name not in optional)]
     fields |= {name: _field(name, members.field(name)) for name in others}
     for row, ids, (first, end) in zip(groups, prompts, pairwise(rollouts.offsets.to_pylist()), strict=True):

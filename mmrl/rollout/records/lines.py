@@ -102,6 +102,11 @@ def _record(scored: ScoredGroup, member: int, numbers: Callable[[str, Any], Any]
         **episode_fields(rollout),
         **({"views": view_records(prompt)} if prompt.views else {}),
         **({"view": rollout.view} if rollout.view else {}),
+        **(
+            {"token_rewards": numbers("token_rewards", of_tokens[member])}
+            if (of_tokens := scored.token_rewards)
+            else {}
+        ),
     }
 
 

@@ -218,6 +218,7 @@ def _scored(members: Sequence[tuple[Mapping[str, Any], RecordedRollout]]) -> Sco
             {name: np.array([_number(found.rewards[name]) for _, found in pairs]) for name in names},
             partner,
             {name: [record["answers"][name] for record, _ in pairs] for name in pairs[0][0].get("answers", {})},
+            token_rewards=[_floats(r, "token_rewards", np.float64) for r, _ in pairs if "token_rewards" in r],
         )
 
     return replace(

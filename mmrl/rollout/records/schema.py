@@ -106,6 +106,8 @@ OF_SCORES = {"update_final_values": _FLOATS}
 """The field with a reward model's score before each optimizer step; ``final_value`` is the one before the first."""
 OF_MISMATCHED = {column.mismatched_record: pa.list_(pa.from_numpy_dtype(column.dtype)) for column in MISMATCHED_COLUMNS}
 """Fields with a number for each token of another row's completion, given this row's prompt."""
+OF_SPANS = {"token_rewards": _EXACT}
+"""The field with the values of parts of the text, at each part's last token."""
 OF_CRITIC = _fields_of(*CRITIC_COLUMNS)
 OF_BRANCHES = {"branch": pa.struct({"member": pa.int32(), "turn": pa.int32()})}
 """The field of episodes that go on from others of their group, null for others."""
@@ -119,6 +121,7 @@ def group_schema(
     critic: bool = False,
     continues: bool = False,
     branches: bool = False,
+    spans: bool = False,
 ) -> pa.Schema:
     """The schema of a step's file; ``prompt_token_ids`` of a view are null where they are the prompt's.
 
@@ -129,6 +132,7 @@ def group_schema(
         critic: True for rollouts that a critic has learned from.
         continues: True for rollouts of which a turn was sampled in parts.
         branches: True for episodes that go on from others.
+        spans: True for rollouts whose algorithm asks for values of parts of the text.
     """
     more = {
         **(OF_VIEWS if views else {}),
@@ -136,6 +140,7 @@ def group_schema(
         **(OF_SCORES if scores else {}),
         **(OF_CRITIC if critic else {}),
         **(OF_BRANCHES if branches else {}),
+        **(OF_SPANS if spans else {}),
     }
     fields = {field.name: field.type for field in ROLLOUT} | more
     if continues:
@@ -157,6 +162,7 @@ FIELDS = frozenset(
         *OF_SCORES,
         *OF_CRITIC,
         *OF_BRANCHES,
+        *OF_SPANS,
         *("algorithm_state", "failed", "values"),
     )
 )
@@ -197,9 +203,10 @@ OF_ROLLOUT = (
     *OF_MISMATCHED,
     "final_value",
     *OF_SCORES,
+    *OF_SPANS,
 )
 """Fields of a record in its order, those of the prompt and those of the rollout."""
-OF_SOME = ("segments", *EPISODE, *OF_BRANCHES, *OF_VIEWS, *OF_MISMATCHED, "final_value", *OF_SCORES)
+OF_SOME = ("segments", *EPISODE, *OF_BRANCHES, *OF_VIEWS, *OF_MISMATCHED, "final_value", *OF_SCORES, *OF_SPANS)
 OF_SOME += tuple(column.record for column in CRITIC_COLUMNS)
 """Fields that a record lacks where they are null."""
 BY_BYTE = [

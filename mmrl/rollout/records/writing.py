@@ -40,6 +40,7 @@ def write_groups(file: BinaryIO, groups: Iterable[CreditedGroup], state: Mapping
         critic=any(len(group.values) for group in groups),
         continues=any(segment.continues for group in groups for segment in _segments(group)),
         branches=any(rollout.branch is not None for group in groups for rollout in group.scored.rollouts),
+        spans=any(group.scored.token_rewards for group in groups),
     )
     metadata = {"schema": str(SCHEMA), "algorithm_state": text.json(state)}
     with pq.ParquetWriter(
@@ -196,6 +197,11 @@ class _Member:
         of_group = () if self.credited is None else self.credited.final_values
         return _known(of_group[self.place]) if len(of_group) else None
 
+    @property
+    def token_rewards(self) -> Any:
+        """(T,) values of parts of its text; None where nobody asked for them."""
+        return self.scored.token_rewards[self.place] if self.scored.token_rewards else None
+
     def mismatched(self, column: TokenColumn) -> Any:
         """(T_j,) numbers of its prompt with another row's completion; None where nobody asked for them."""
         of_group = () if self.credited is None else getattr(self.credited, column.mismatched)
@@ -253,6 +259,8 @@ def _rollouts(members: Sequence[_Member], text: _Text, kind: pa.StructType) -> p
         found |= {column.record: [_of_views(member, column) for member in members] for column in VIEW_COLUMNS}
     for column in MISMATCHED_COLUMNS if kind.get_field_index(MISMATCHED_COLUMNS[0].mismatched_record) >= 0 else ():
         found[column.mismatched_record] = _lists([member.mismatched(column) for member in members], column.dtype)
+    if kind.get_field_index("token_rewards") >= 0:
+        found["token_rewards"] = _lists([member.token_rewards for member in members], np.float64)
     arrays = [_array(found.get(field.name, [None] * len(members)), field.type) for field in kind]
     return pa.StructArray.from_arrays(arrays, fields=list(kind))
 

@@ -40,12 +40,14 @@ class RewardScores:
         seconds: The time that each took; rollouts that are scored together share theirs.
         answers: Each completion's answer; None if the reward reads no answers.
         parts: Each rollout's further values by name; empty if the reward answers a number alone.
+        spans: (start, end, value) of parts of each rollout's text; empty if the reward values none.
     """
 
     scores: Sequence[float | None]
     seconds: Sequence[float]
     answers: Sequence[str | None] | None = None
     parts: Sequence[Mapping[str, float | None]] = ()
+    spans: Sequence[Sequence[tuple[int, int, float]]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +223,7 @@ class _Call:
         self._seconds: dict[int, float] = {}
         self._answers: dict[int, str | None] = {}
         self._parts: dict[int, Mapping[str, float | None]] = {}
+        self._spans: dict[int, Sequence[tuple[int, int, float]]] = {}
         self._fault: tuple[Reply, Sequence[int]] | None = None
         self.num_groups = len(tasks)
         self.blobs = [pickle.dumps(rollout, pickle.HIGHEST_PROTOCOL) for rollout in self._rollouts]
@@ -241,6 +244,7 @@ class _Call:
             self._scores |= zip(places, reply["values"], strict=True)
             self._answers |= zip(places, reply.get("answers", ()), strict=False)
             self._parts |= zip(places, reply.get("parts", ()), strict=False)
+            self._spans |= zip(places, reply.get("spans", ()), strict=False)
             self._explain(zip(places, reply.get("reasons", ()), strict=False))
         elif reply["skip"]:
             self._fail(places, " at ".join(filter(None, [reply["what"], reply.get("place")])), reply["details"])
@@ -271,6 +275,7 @@ class _Call:
                 [self._seconds[place] for place in part],
                 [self._answers.get(place) for place in part] if self._answers else None,
                 [self._parts.get(place, {}) for place in part] if self._parts else (),
+                [self._spans.get(place, ()) for place in part] if self._spans else (),
             )
             for part in parts
         ]

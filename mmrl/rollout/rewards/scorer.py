@@ -21,6 +21,9 @@ from mmrl.types import FloatArray, Rollout, RolloutGroup, ScoredGroup
 
 DEFAULT_WORKERS = min(4, os.cpu_count() or 1)
 
+LastTokens = Callable[[Rollout, Sequence[int]], Sequence[int]]
+"""For each end of a part of a rollout's text, in characters, the place of the part's last token."""
+
 
 class Scorer:
     """Scores groups with all rewards of a run; use it as a context manager.
@@ -31,6 +34,7 @@ class Scorer:
     Args:
         workers: Processes that rewards share.
         max_growth_bytes: Resident memory that a worker may gain before another takes its place.
+        last_tokens: Finds the tokens of parts of texts that rewards value; None, and these values are left out.
 
     Raises:
         PluginError: A reward is not there or cannot be made.
@@ -42,8 +46,9 @@ class Scorer:
         workers: int = DEFAULT_WORKERS,
         *,
         max_growth_bytes: int = MAX_GROWTH_BYTES,
+        last_tokens: LastTokens | None = None,
     ) -> None:
-        self._rewards = tuple(rewards)
+        self._rewards, self._last_tokens = tuple(rewards), last_tokens
         self._pools = reward_pools(rewards, workers, max_growth_bytes=max_growth_bytes)
 
     def scores(self, source: str) -> bool:
@@ -73,7 +78,7 @@ class Scorer:
             for places, pool in self._pools
             if (wanted := frozenset(i for i, place in enumerate(places) if place in scoring))
         ]
-        return Scoring(group, self._rewards, parts, failures, needed)
+        return Scoring(group, self._rewards, parts, failures, needed, self._last_tokens)
 
     def reward(self, place: int) -> PooledReward:
         """One of the rewards alone."""
@@ -120,6 +125,7 @@ class Scoring:
     Attributes:
         parts: For each pool that scores it, the places of the pool's rewards, and their scores to come.
         needed: As ``Scorer.submit`` was told.
+        last_tokens: The scorer's.
     """
 
     group: RolloutGroup
@@ -127,6 +133,7 @@ class Scoring:
     parts: Sequence[tuple[Sequence[int], Future[Mapping[int, RewardScores]]]]
     failures: Failures
     needed: bool = True
+    last_tokens: LastTokens | None = None
 
     def done(self) -> bool:
         """True if ``result`` is there at once."""
@@ -163,7 +170,19 @@ class Scoring:
             values = values if self.needed else np.nan_to_num(values)
             total += spec.weight * values
             valid &= ~np.isnan(values)
-        return ScoredGroup(self.group, np.where(valid, total, 0.0), valid, components, answers=answers)
+        rewards, of_tokens = np.where(valid, total, 0.0), self._token_rewards(found)
+        return ScoredGroup(self.group, rewards, valid, components, answers=answers, token_rewards=of_tokens)
+
+    def _token_rewards(self, found: Mapping[int, RewardScores]) -> Sequence[FloatArray]:
+        """``ScoredGroup.token_rewards``; none where nobody asks for them."""
+        if self.last_tokens is None:
+            return []
+        values = [np.zeros(len(rollout.token_ids)) for rollout in self.group.rollouts]
+        for place, scores in found.items():
+            for rollout, values_T, spans in zip(self.group.rollouts, values, scores.spans, strict=False):
+                places = self.last_tokens(rollout, [end for _, end, _ in spans])
+                np.add.at(values_T, list(places), [self.rewards[place].weight * value for _, _, value in spans])
+        return values
 
     def _parts(self, label: str, scores: RewardScores) -> dict[str, FloatArray]:
         """The values that a reward answers beside its score."""

@@ -31,7 +31,7 @@ from mmrl.plugin_host import registry
 from mmrl.plugin_host.foreign_rewards import FunctionReward, plain
 from mmrl.rollout.worker_faults import excerpt, raised
 from mmrl.system.worker_process import Line, Reply
-from mmrl.types import Rollout, Unscored
+from mmrl.types import Rollout, Spans, Unscored
 
 _TOTALS = ("overall", "score")
 """Names of the component that is the score, in this order."""
@@ -125,10 +125,16 @@ class _Call:
 
     def _values(self, answer: object, start: int, stop: int) -> Reply:
         """A reply with the reward's answer, which must be scores."""
-        scores = check_scores(answer, stop - start, self._spec.weights, total=total_of(self._reward))
-        parts = {"parts": [score.parts for score in scores]} if any(score.parts for score in scores) else {}
+
+        def text_of(index: int) -> str:
+            (rollout,) = self._copies(start + index, start + index + 1)
+            return rollout.text
+
+        scores = check_scores(answer, stop - start, self._spec.weights, total=total_of(self._reward), text_of=text_of)
+        parts = {"parts": [dict(score.parts) for score in scores]} if any(score.parts for score in scores) else {}
         reasons = {"reasons": [score.why for score in scores]} if any(score.why for score in scores) else {}
-        return {"values": [score.value for score in scores], **parts, **reasons, **self._answers(start, stop)}
+        spans = {"spans": [score.spans for score in scores]} if any(score.spans for score in scores) else {}
+        return {"values": [score.value for score in scores], **parts, **reasons, **spans, **self._answers(start, stop)}
 
     def _answers(self, start: int, stop: int) -> Reply:
         """The completions' answers, if the reward reads answers."""
@@ -244,11 +250,13 @@ class CheckedScore(NamedTuple):
 
     Attributes:
         why: The reason for None, if the reward gives one.
+        spans: (start, end, value) of parts of the text.
     """
 
     value: float | None
     parts: Mapping[str, float | None] = MappingProxyType({})
     why: str = ""
+    spans: Sequence[tuple[int, int, float]] = ()
 
 
 def total_of(reward: Reward) -> str | None:
@@ -257,7 +265,12 @@ def total_of(reward: Reward) -> str | None:
 
 
 def check_scores(
-    values: object, count: int, weights: Mapping[str, float] | None = None, *, total: str | None = None
+    values: object,
+    count: int,
+    weights: Mapping[str, float] | None = None,
+    *,
+    total: str | None = None,
+    text_of: Callable[[int], str] = lambda index: "",
 ) -> list[CheckedScore]:
     """The scores of a group, each a number or several by name; see ``mmrl.types.Score``.
 
@@ -267,6 +280,7 @@ def check_scores(
         weights: Factors of the components in the score, of which each must then be there.
         total: The component that is the score where there are no weights, and must then be there; None takes the first
             of ``overall`` and ``score`` that any rollout has.
+        text_of: The text of a rollout, by its place, which spans must be parts of.
 
     Raises:
         BadScores: Anything else, with the place of the first fault.
@@ -277,9 +291,15 @@ def check_scores(
         raise BadScores(None, f"a list of {count} numbers", f"{type(values).__name__} {excerpt(values)}")
     if len(values) != count:
         raise BadScores(None, f"{plural(count, 'score')}, one per rollout", plural(len(values), "score"))
-    names = {name for value in values if isinstance(value, Mapping) for name in value}
+    scores = [value.value if isinstance(value, Spans) else value for value in values]
+    names = {name for score in scores if isinstance(score, Mapping) for name in score}
     total = None if weights else total or next((name for name in _TOTALS if name in names), None)
-    return [_check_score(index, value, weights, total) for index, value in enumerate(values)]
+    return [
+        _check_spans(index, value, weights, total, text_of(index))
+        if isinstance(value, Spans)
+        else _check_score(index, value, weights, total)
+        for index, value in enumerate(values)
+    ]
 
 
 class BadScores(Exception):
@@ -288,6 +308,24 @@ class BadScores(Exception):
     def __init__(self, index: int | None, expected: str, got: str) -> None:
         super().__init__(f"expected {expected}, got {got}")
         self.index, self.expected, self.got = index, expected, got
+
+
+def _check_spans(
+    index: int, given: Spans, weights: Mapping[str, float] | None, total: str | None, text: str
+) -> CheckedScore:
+    """A score with the values of parts of the text."""
+    if not isinstance(given.spans, Sequence) or isinstance(given.spans, str):
+        raise BadScores(index, "spans as (start, end, value) each", f"spans {excerpt(given.spans)}")
+    spans = []
+    for span in given.spans:
+        if not isinstance(span, Sequence) or len(span) != 3:
+            raise BadScores(index, "spans as (start, end, value) each", f"a span {excerpt(span)}")
+        start, end = plain(span[0]), plain(span[1])
+        if not (isinstance(start, int) and isinstance(end, int) and 0 <= start < end <= len(text)):
+            expected = f"spans within the text, 0 <= start < end <= {plural(len(text), 'character')}"
+            raise BadScores(index, expected, f"the span from {excerpt(start)} to {excerpt(end)}")
+        spans.append((start, end, _check_number(index, span[2], f" as the value of characters {start} to {end}")))
+    return _check_score(index, given.value, weights, total)._replace(spans=spans)
 
 
 def _check_score(index: int, value: object, weights: Mapping[str, float] | None, total: str | None) -> CheckedScore:

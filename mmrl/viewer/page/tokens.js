@@ -19,6 +19,7 @@ const QUANTITIES = {
   value: { title: "value of the critic", scaledWith: ["value", "return"] },
   return: { title: "return that the critic learns", scaledWith: ["value", "return"] },
   value_error: { title: "return less value", centre: 0 },
+  token_reward: { title: "reward of what ends here", centre: 0 },
 };
 
 /** Quantities that are told first of what the dataset gives and of two that are compared: advantages are equal there. */
