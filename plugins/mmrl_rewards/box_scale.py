@@ -112,7 +112,7 @@ def factors(
 
 
 def warnings_about(rows: Sequence[BoxedRow], scale: Scale | None) -> Iterator[str]:
-    """Warnings about reference boxes: no scale is said, and it matters; or they contradict it.
+    """Warnings about reference boxes: no scale is said, and it matters; or they contradict it, or their picture.
 
     Args:
         scale: That of the references; None if it is not said.
@@ -125,6 +125,11 @@ def warnings_about(rows: Sequence[BoxedRow], scale: Scale | None) -> Iterator[st
                 "in pixels of the resized picture does not match a reference answer in pixels of the file. Set "
                 f"reference_scale and answer_scale (file, resized, 1000 or 1); the reference answers fit "
                 f"{_fitting(rows)}"
+            )
+        elif beyond := [row for row in rows if not any(map(row.fits, COMMON))]:
+            yield (
+                f"{len(beyond)} of {len(rows)} rows have boxes that reach beyond their picture in every usual scale, "
+                f"such as {beyond[0].shown()}: mend the rows, or set reference_scale and answer_scale"
             )
     elif strange := [row for row in rows if not row.fits(scale)]:
         yield (

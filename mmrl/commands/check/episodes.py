@@ -149,12 +149,15 @@ def stretches(rollout: Rollout, folder: ModelFolder) -> Iterator[tuple[str, str]
 
 
 def decoded(token_ids: IntArray, images: Sequence[ImageRef], folder: ModelFolder) -> str:
-    """The text of tokens, special ones included, with one mark for all tokens of an image."""
+    """The text of tokens, special ones included, one mark for all tokens of an image; both sizes of a resized one."""
     ids, texts, at = token_ids.tolist(), list[str](), 0
     for image in images:
         count = folder.images.expansion(image.width, image.height).count(folder.image_token_id)
         begin = ids.index(folder.image_token_id, at)
-        mark = f"[image {image.hash[:8]} {image.width}x{image.height}, {count} tokens]"
+        size, file = f"{image.width}x{image.height}", image.file_size
+        if file is not None and file != (image.width, image.height):
+            size += f" of {file[0]}x{file[1]}"
+        mark = f"[image {image.hash[:8]} {size}, {count} tokens]"
         texts += [folder.tokenizer.decode(ids[at:begin], skip_special_tokens=False), mark]
         at = begin + count
     return "".join([*texts, folder.tokenizer.decode(ids[at:], skip_special_tokens=False)])
