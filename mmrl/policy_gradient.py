@@ -39,7 +39,14 @@ from mmrl.interfaces import (
     RunFacts,
     Starvation,
 )
-from mmrl.ops.credit import mixed_groups, shaped_rewards, token_kl, valid_masks
+from mmrl.ops.credit import (
+    group_advantages,
+    less_sequence_kl,
+    mixed_groups,
+    shaped_rewards,
+    token_kl,
+    valid_masks,
+)
 from mmrl.types import Batch, BoolArray, Credit, FloatArray, PackedTokens, ScoredGroup, TokenLoss
 
 Positive = Annotated[float, Field(gt=0)]
@@ -324,7 +331,7 @@ class PolicyGradient(Algorithm):
         if config.entropy_coef:
             terms["entropy"] = -config.entropy_coef * tokens.entropy_T
             loss_T = loss_T + terms["entropy"]
-        return TokenLoss(loss_T, terms, metrics)
+        return TokenLoss(loss_T, terms, metrics, result.sequence_metrics)
 
     def observe(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
         """Adds ``kl/coef``, which this step had, and ``correction/ess``; then steers the coefficient."""
@@ -357,6 +364,21 @@ class PolicyGradient(Algorithm):
         """Remember how many sequences and tokens the step's KL is a mean of."""
         lengths = [int(np.count_nonzero(mask)) for mask in masks]
         self._sequences, self._tokens = int(np.count_nonzero(lengths)), sum(lengths)
+
+
+class GroupRelative(PolicyGradient):
+    """Base of algorithms whose advantages are ``A_i = (R_i - mean(R)) / (std(R) + eps)`` over the prompt's rewards."""
+
+    min_group_size = 2
+
+    class Config(StdOptions, PolicyGradient.Config):
+        """The options of these advantages."""
+
+    config: Config
+
+    def advantages(self, batch: Batch, rewards: FloatArray, kl: Sequence[FloatArray] | None) -> Credit:
+        rewards = less_sequence_kl(rewards, kl)
+        return Credit(group_advantages(rewards, batch.group_ids, batch.valid, **self.config.std))
 
 
 def off_policy_warning(run: RunFacts, remedy: str) -> Sequence[str]:

@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mmrl.interfaces import Aggregation, Algorithm, Needs, PluginConfig
+from mmrl.ops.pairs import ordered_credit
 from mmrl.policy_gradient import NotNegative
 from mmrl.types import Batch, Credit, PackedTokens, TokenLoss
-from mmrl_algorithms.pairs import ordered_credit
 
 if TYPE_CHECKING:
     import torch

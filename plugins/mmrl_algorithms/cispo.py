@@ -17,8 +17,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from mmrl.policy_gradient import GroupRelative
 from mmrl.types import PackedTokens, TokenLoss
-from mmrl_algorithms.group_relative import GroupRelative
 
 
 class CISPO(GroupRelative):

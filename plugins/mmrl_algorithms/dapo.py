@@ -23,9 +23,8 @@ Deviations from the paper, and why:
 
 from __future__ import annotations
 
-from mmrl.policy_gradient import DualClipOptions, DynamicSamplingOptions, Positive
+from mmrl.policy_gradient import DualClipOptions, DynamicSamplingOptions, GroupRelative, Positive
 from mmrl.types import PackedTokens, TokenLoss
-from mmrl_algorithms.group_relative import GroupRelative
 
 
 class DAPO(GroupRelative):

@@ -36,8 +36,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from mmrl.ops.pairs import PairAlgorithm, Pairs
 from mmrl.policy_gradient import NotNegative, Positive
-from mmrl_algorithms.pairs import PairAlgorithm, Pairs
 
 if TYPE_CHECKING:
     import torch

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mmrl.policy_gradient import Positive
+from mmrl.policy_gradient import GroupRelative, Positive
 from mmrl.types import PackedTokens, TokenLoss
-from mmrl_algorithms.group_relative import GroupRelative
 
 
 class GMPO(GroupRelative):

@@ -22,9 +22,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from mmrl.interfaces import AggregationMode, KLEstimator
-from mmrl.policy_gradient import DualClipOptions, KLOptions
+from mmrl.policy_gradient import DualClipOptions, GroupRelative, KLOptions
 from mmrl.types import PackedTokens, TokenLoss
-from mmrl_algorithms.group_relative import GroupRelative
 
 
 class KL(KLOptions):

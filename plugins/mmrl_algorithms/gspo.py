@@ -20,9 +20,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mmrl.interfaces import RunFacts
-from mmrl.policy_gradient import ClipOptions, Positive
+from mmrl.policy_gradient import ClipOptions, GroupRelative, Positive
 from mmrl.types import PackedTokens, TokenLoss
-from mmrl_algorithms.group_relative import GroupRelative
 
 WIDEST_CLIP = 0.05
 """A wider clip is surely intended for a ratio per token."""

@@ -28,9 +28,9 @@ import numpy as np
 
 from mmrl.interfaces import Aggregation, Algorithm, Needs, PluginConfig, RunFacts
 from mmrl.ops.credit import mismatched_kl
+from mmrl.ops.pairs import side_metrics
 from mmrl.policy_gradient import Positive
 from mmrl.types import Batch, Credit, PackedTokens, Prompt, TokenLoss
-from mmrl_algorithms.sides import side_metrics
 
 if TYPE_CHECKING:
     import torch

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmrl.interfaces import RunFacts
+from mmrl.ops.pairs import PairAlgorithm, Pairs
 from mmrl.policy_gradient import NotNegative, Positive
 from mmrl.types import Batch, Credit
-from mmrl_algorithms.pairs import PairAlgorithm, Pairs
 
 if TYPE_CHECKING:
     import torch

@@ -37,9 +37,8 @@ from pydantic import Field
 
 from mmrl.interfaces import AggregationMode, Needs, View
 from mmrl.ops.image_views import diffused
-from mmrl.policy_gradient import DualClipOptions, Positive
+from mmrl.policy_gradient import DualClipOptions, GroupRelative, Positive
 from mmrl.types import PackedTokens, TokenLoss
-from mmrl_algorithms.group_relative import GroupRelative
 
 VIEW = "noised"
 MID = 2 / 3

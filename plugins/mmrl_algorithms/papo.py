@@ -39,9 +39,8 @@ from pydantic import Field, model_validator
 
 from mmrl.interfaces import AggregationMode, Needs, View
 from mmrl.ops.image_views import masked_patches
-from mmrl.policy_gradient import DualClipOptions, NotNegative, Positive
+from mmrl.policy_gradient import DualClipOptions, GroupRelative, NotNegative, Positive
 from mmrl.types import PackedTokens, TokenLoss
-from mmrl_algorithms.group_relative import GroupRelative
 from mmrl_algorithms.grpo import KL
 
 VIEW = "masked"

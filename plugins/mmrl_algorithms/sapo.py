@@ -14,9 +14,8 @@ larger ``tau``. Tokens of negative advantage fade faster, since they push up pro
 from __future__ import annotations
 
 from mmrl.interfaces import AggregationMode
-from mmrl.policy_gradient import Positive
+from mmrl.policy_gradient import GroupRelative, Positive
 from mmrl.types import PackedTokens, TokenLoss
-from mmrl_algorithms.group_relative import GroupRelative
 
 
 class SAPO(GroupRelative):

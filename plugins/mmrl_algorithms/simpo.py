@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from mmrl.ops.pairs import PairAlgorithm, Pairs
 from mmrl.policy_gradient import NotNegative, Positive
-from mmrl_algorithms.pairs import PairAlgorithm, Pairs
 
 if TYPE_CHECKING:
     import torch

@@ -1,7 +1,11 @@
-"""Comparisons of two completions of a prompt, which DPO and its relatives have in common.
+"""The frame of algorithms that compare two completions of a prompt.
 
-The best and the worst row of each group are a pair. Its loss stands on every token of both, and with
-``seq-mean-token-mean`` the step's loss is the mean over pairs, for any packing.
+An algorithm defines the loss of a pair, and the rewards that the policy gives completions by it. The frame adds the
+rest: the source of the data, the pairs, the step's loss, and metrics. The best and the worst row of each group are a
+pair. Its loss stands on every token of both, and with ``seq-mean-token-mean`` the step's loss is the mean over pairs,
+for any packing.
+
+An algorithm that needs none of this may implement ``mmrl.interfaces.Algorithm`` itself.
 """
 
 from __future__ import annotations
@@ -17,7 +21,6 @@ import numpy as np
 from mmrl.interfaces import Aggregation, Algorithm, Needs, PluginConfig, SourceName
 from mmrl.ops.credit import best_and_worst
 from mmrl.types import Batch, Credit, PackedTokens, TokenLoss
-from mmrl_algorithms.sides import side_metrics
 
 if TYPE_CHECKING:
     import torch
@@ -142,3 +145,26 @@ class PairAlgorithm(Algorithm):
             "preference/margin": on_chosen_N.index_copy(0, pairs.chosen_M, margin_M),
             **side_metrics(pairs.tokens, rewards_N, chosen_N, rejected_N),
         }
+
+
+def side_metrics(
+    tokens: PackedTokens, rewards_N: torch.Tensor, chosen_N: torch.Tensor, rejected_N: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """``preference/reward_chosen``, ``logprob_chosen``, ``length_chosen``, and the same of the rejected: (N,) values of
+    a side's sequences, NaN elsewhere.
+
+    Args:
+        rewards_N: (N,) rewards that the policy gives the sequences.
+        chosen_N: (N,) bool, True for the better sequences; likewise ``rejected_N`` for the worse ones.
+    """
+    values = {
+        "reward": rewards_N,
+        "logprob": tokens.sequence_sum(tokens.logprobs_T),
+        "length": tokens.sequence_sum(tokens.mask_T.to(tokens.logprobs_T)),
+    }
+    sides = {"chosen": chosen_N, "rejected": rejected_N}
+    return {
+        f"preference/{name}_{side}": values_N.detach().where(places_N, values_N.new_tensor(float("nan")))
+        for name, values_N in values.items()
+        for side, places_N in sides.items()
+    }
