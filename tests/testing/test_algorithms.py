@@ -9,7 +9,7 @@ from mmrl.config.load import from_mapping
 from mmrl.errors import ConfigError, PluginError
 from mmrl.interfaces import Aggregation, Algorithm, Needs, PluginConfig, Refill
 from mmrl.ops.credit import group_advantages
-from mmrl.policy_gradient import PolicyGradient
+from mmrl.policy_gradient import GroupRelative, PolicyGradient
 from mmrl.rollout.batch import batch_of
 from mmrl.runs.setup import RunSetup
 from mmrl.testing import check_algorithm, make_rollouts, replay
@@ -657,3 +657,16 @@ def test_what_later_versions_fill_is_optional_and_empty() -> None:
     assert Candidate("7").score is None and Credit(np.zeros(1)).returns is None
     batch = batch_of(scored_groups(with_greedy=False), {"reward": 1.0})
     assert batch.values is batch.final_values is batch.turns is batch.turn_rewards is None
+
+
+class CountsItsTokens(GroupRelative):
+    def surrogate(self, tokens):
+        loss_T = -tokens.advantages_T * tokens.logprobs_T
+        lengths_N = tokens.sequence_sum(tokens.mask_T.to(loss_T))
+        return TokenLoss(loss_T, {"policy": loss_T}, sequence_metrics={"own/length": lengths_N})
+
+
+def test_the_frame_keeps_the_metrics_of_sequences_that_a_surrogate_gives():
+    tokens = {name: np.zeros((2, 3)) for name in ("log_probs", "rollout_log_probs")}
+    batch = {"group_ids": [0, 0], "rewards": [1.0, 0.0], "response_mask": [[1, 1, 1], [1, 0, 0]], **tokens}
+    assert replay(CountsItsTokens, batch).metrics["own/length"] == 2
