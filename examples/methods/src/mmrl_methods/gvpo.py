@@ -7,9 +7,9 @@ that sampled it, and ``mean`` over the prompt's completions,
     A_i = R_i - mean(R)
     L   = 1/(2 (k - 1)) sum_i (beta (x_i - mean(x)) - A_i)^2
 
-and the step's loss is the mean over prompts. At its minimum the policy is the solution of reward maximisation with a KL
-penalty of weight ``beta``: there ``beta x_i`` is the reward up to a constant of the prompt, which both means remove.
-There is no ratio and no clip. The gradient is that of the paper's weighted likelihood,
+and the step's loss is the mean over prompts. At its minimum the policy is the solution of reward maximisation with a
+KL penalty of weight ``beta``: there ``beta x_i`` is the reward up to a constant of the prompt, which both means
+remove. There is no ratio and no clip. The gradient is that of the paper's weighted likelihood,
 
     dL = -beta/(k - 1) sum_i (A_i - beta (x_i - mean(x))) d log pi(y_i)
 
@@ -29,7 +29,8 @@ from __future__ import annotations
 
 from mmrl.policy_gradient import Positive
 from mmrl.types import PackedTokens, TokenLoss
-from mmrl_methods.groups import GroupRegression, group_means, group_sizes, regression_metrics
+from mmrl_methods.groups import group_means, group_sizes
+from mmrl_methods.regression import GroupRegression, regression_loss
 
 
 class GVPO(GroupRegression):
@@ -44,5 +45,5 @@ class GVPO(GroupRegression):
         rewards_N = tokens.sequence_mean(tokens.advantages_T)
         residuals_N = self.config.beta * (ratios_N - group_means(tokens, ratios_N)) - rewards_N
         sizes_N = group_sizes(tokens, residuals_N)
-        loss_T = (sizes_N / (sizes_N - 1) * residuals_N.square() / 2)[tokens.sequence_T]
-        return TokenLoss(loss_T, {"policy": loss_T}, sequence_metrics=regression_metrics(ratios_N, residuals_N))
+        losses_N = sizes_N / (sizes_N - 1) * residuals_N.square() / 2
+        return regression_loss(tokens, losses_N, ratios_N, residuals_N)

@@ -35,7 +35,8 @@ import numpy as np
 from mmrl.ops.credit import best_and_worst
 from mmrl.policy_gradient import Positive
 from mmrl.types import Batch, Credit, PackedTokens, TokenLoss
-from mmrl_methods.groups import GroupRegression, group_means, group_sizes, regression_metrics, usable_rows
+from mmrl_methods.groups import group_means, group_sizes, usable_rows
+from mmrl_methods.regression import GroupRegression, regression_loss
 
 
 class REBEL(GroupRegression):
@@ -60,5 +61,5 @@ class REBEL(GroupRegression):
         ratios_N, rewards_N = self.log_ratios(tokens), tokens.sequence_mean(tokens.advantages_T)
         residuals_N = ratios_N - group_means(tokens, ratios_N) - self.config.eta * rewards_N
         sizes_N = group_sizes(tokens, residuals_N)
-        loss_T = (2 * sizes_N / (sizes_N - 1) * residuals_N.square())[tokens.sequence_T]
-        return TokenLoss(loss_T, {"policy": loss_T}, sequence_metrics=regression_metrics(ratios_N, residuals_N))
+        losses_N = 2 * sizes_N / (sizes_N - 1) * residuals_N.square()
+        return regression_loss(tokens, losses_N, ratios_N, residuals_N)
