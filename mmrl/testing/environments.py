@@ -43,10 +43,11 @@ def check_environment(
     """Raise at the first rule of environments that this one breaks.
 
     The rules: tools can be described to the policy, and are the same in every episode; ``reset`` and ``step`` answer
-    with observations of texts and images, and finite rewards; equal seeds begin equal episodes, and equal turns are
-    answered equally, also while another episode of the prompt is played beside it; ``score`` answers the ``components``
-    that were known before; ``close`` works. Nothing that a policy writes makes ``step`` raise: no call, wrong calls,
-    text without end, or text that is meant to harm.
+    with observations of texts and images, and finite rewards; equal seeds begin equal episodes; ``score`` answers the
+    ``components`` that were known before; ``close`` works. Nothing that a policy writes makes ``step`` raise: no call,
+    wrong calls, text without end, or text that is meant to harm. Where the environment is ``repeatable``, equal turns
+    are answered equally: when an episode is played again, also up to each of its turns and then another way, and while
+    another one of the prompt is played beside it.
 
     Args:
         environment: A registered name, a class, an environment, or a name in a file, ``path/to/file.py:Name``.
@@ -117,16 +118,36 @@ class _Check:
         self._opened = 0
 
     def all(self, turns: Sequence[Turn], schemas: Sequence[Mapping[str, Any]]) -> None:
-        alone = self._play(turns)
-        if (again := self._play(turns)) != alone:
-            self._differ("an episode is the same again with the same seed and turns", alone, again)
-        if (beside := self._beside(turns)) != alone:
-            remedy = "keep what an episode changes on self, set anew in reset; what prepare sets is shared"
-            self._differ("two episodes of a prompt share nothing", alone, beside, remedy)
+        alone, again = self._play(turns), self._play(turns)
+        if not self._made.repeatable:
+            if again[0] != alone[0]:
+                self._differ("episodes of one prompt and seed begin alike", alone[:1], again[:1])
+        elif again != alone:
+            remedy = (
+                "derive all that is random from the seed of reset, and use no clock; or say repeatable = False where "
+                "an episode depends on what lies outside"
+            )
+            self._differ("an episode is the same again with the same seed and turns", alone, again, remedy)
+        else:
+            self._check_repeatable(turns, alone)
         for turn in [*hostile_turns(), *_wrong_calls(schemas)]:
             session, _ = self._open()
             self._step(session, turn)
             self._end(session)
+
+    def _check_repeatable(self, turns: Sequence[Turn], alone: Sequence[str]) -> None:
+        """Nothing that other episodes do changes one; such as those that leave it before one of its turns."""
+        remedy = "keep what an episode changes on self, set anew in reset; what prepare sets is shared"
+        if (beside := self._beside(turns)) != alone:
+            self._differ("two episodes of a prompt share nothing", alone, beside, remedy)
+        remedy += "; or say repeatable = False where an episode depends on what lies outside"
+        for number in range(len(alone) - 2):  # without what reset and score have answered
+            hashes = self._play([*turns[:number], _turn(number, "I do something else.")])
+            if hashes[: 1 + number] != list(alone[: 1 + number]):
+                rule = f"an episode is played again up to turn {number}, with the same seed and turns"
+                self._differ(rule, alone, hashes[: 1 + number], remedy)
+        if (after := self._play(turns)) != alone:
+            self._differ("episodes that go on from others leave those as they were", alone, after, remedy)
 
     def _beside(self, turns: Sequence[Turn]) -> list[str]:
         """The hashes of an episode between whose turns another one of the prompt is played."""

@@ -319,4 +319,6 @@ def test_a_tool_that_the_server_lacks_is_named(begin, command):
 
 @pytest.mark.full
 def test_it_keeps_the_rules_of_environments(begin, command):
-    check_environment(begin(command, tools=["add", "look"]))
+    said = begin(command, tools=["add", "look"], repeatable=True)
+    assert said.repeatable and not begin(command, tools=["add", "look"]).repeatable
+    check_environment(said)

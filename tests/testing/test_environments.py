@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -108,9 +109,38 @@ class Shared(Dice):
         return str(self.rolls[0])
 
 
+class Remembering(Dice):
+    """Something outside remembers a turn that went another way."""
+
+    outside: ClassVar = set()
+
+    def reset(self, prompt, seed):
+        self.points, self.id = 0, prompt.id
+
+    def step(self, turn):
+        if "something else" in turn.text:
+            self.outside.add(self.id)
+        return Observation("seen" if self.id in self.outside else "not seen")
+
+
+class Learning(Remembering):
+    """Something outside counts the episodes that have ended."""
+
+    outside: ClassVar = []
+
+    def close(self):
+        self.outside.append(self.id)
+
+    def step(self, turn):
+        return Observation(str(self.outside.count(self.id) > 5 and turn.index))
+
+
 @pytest.mark.parametrize(
     ("environment", "rule", "detail"),
     [
+        (Remembering, "is played again up to turn 1, with the same seed and turns", "observation 1 differs"),
+        (Learning, "episodes that go on from others leave those as they were", "observation 1 differs"),
+        (changed(reset=counted, repeatable=False), "begin alike", "observation 0 differs"),
         (changed(reset=lambda self, prompt, seed: 3), "reset begins an episode", "int 3"),
         (changed(reset=lambda self, prompt, seed: Observation(done=True)), "an episode begins undecided", "'text'"),
         (changed(reset=counted), "same again", "observation 0 differs"),
@@ -137,6 +167,11 @@ def test_a_broken_rule_is_named_with_what_shows_it(environment, rule, detail):
         check_environment(environment)
     text = str(caught.value)
     assert rule in text and detail in text, text
+
+
+def test_one_that_says_that_it_is_not_repeatable_need_not_be():
+    check_environment(changed(roll=breaking(lambda self: str(next(COUNT))), repeatable=False))
+    check_environment(type("Outside", (Remembering,), {"outside": set(), "repeatable": False}))
 
 
 def test_one_that_needs_columns_of_its_own_is_untried_until_it_is_given_rows():
