@@ -254,7 +254,7 @@ class Algorithm(Plugin):
         ``Branch(member, 0)`` begins anew.
 
         With ``trainer.staleness`` another thread calls it while a step learns: it must depend on the group alone. What
-        is random follows from ``mmrl.ops.branching.generator(group)``.
+        is random follows from ``mmrl.ops.branching.generator(group)``; ``places(group)`` there has all answers.
 
         Args:
             group: The group's episodes so far, all over, in their order: those of earlier rounds too. Their rewards are

@@ -1,4 +1,4 @@
-"""Trees of episodes that go on from others of their group: who shares which tokens."""
+"""Trees of episodes that go on from others of their group: where they may branch, and who shares which tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from mmrl.types import BoolArray, BranchedRows, FloatArray, IntArray, Rollout
+from mmrl.types import BoolArray, Branch, BranchedRows, FloatArray, IntArray, Rollout
 
 
 def generator(group: Sequence[Rollout]) -> np.random.Generator:
@@ -19,6 +19,14 @@ def generator(group: Sequence[Rollout]) -> np.random.Generator:
     for rollout in group:
         digest.update(repr(rollout.key).encode("utf-8", "surrogatepass") + rollout.token_ids.tobytes())
     return np.random.default_rng(int.from_bytes(digest.digest()[:16], "big"))
+
+
+def places(group: Sequence[Rollout]) -> list[Branch]:
+    """All places from which an episode can go on: each turn of each member, in their order.
+
+    A member whose environment failed at its reset has none.
+    """
+    return [Branch(member, turn) for member, rollout in enumerate(group) for turn in range(len(rollout.episode))]
 
 
 def roots(branches: BranchedRows) -> IntArray:

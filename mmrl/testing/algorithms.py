@@ -6,7 +6,7 @@ import copy
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -31,8 +31,9 @@ from mmrl.testing.playback import RecordedBatch, Replay, play, replay
 from mmrl.testing.recorded import Arrays
 from mmrl.testing.rollouts import scored_groups
 from mmrl.testing.rules import broken, failed, shown
+from mmrl.testing.trees import check_branch, rows_in_use
 from mmrl.token_columns import POLICY
-from mmrl.types import ENVIRONMENT, ScoredGroup
+from mmrl.types import ENVIRONMENT, BranchedRows, ScoredGroup
 
 PARTITIONS = ((1, 4), (2, 2), (3, 1))
 """Ranks, and micro-batches of each rank, that are compared with one of each."""
@@ -59,9 +60,10 @@ def check_algorithm(
     there is a gradient at all; ``loss`` knows of ``credit`` only what its Credit says; an algorithm that takes over the
     ``state`` of one that has seen steps goes on as that one does, and JSON can hold it; ``select`` is there only where
     ``needs`` has ``refill``, and answers one bool for each group, whatever invalid rollouts are worth; rewards change
-    nothing where ``needs`` has ``rewards=False``; a view answers an image, the same to the same seed, in its size if it
-    is scored, and leaves the given one as it is. All of it holds for ``Credit.returns`` and ``value_loss`` too, also in
-    steps in which the critic alone learns, where ``needs`` has ``values``.
+    nothing where ``needs`` has ``rewards=False``; ``branch`` is there only where ``needs`` has ``branches``, and names
+    turns of any group of episodes, the same ones of the same group; a view answers an image, the same to the same seed,
+    in its size if it is scored, and leaves the given one as it is. All of it holds for ``Credit.returns`` and
+    ``value_loss`` too, also in steps in which the critic alone learns, where ``needs`` has ``values``.
 
     Args:
         algorithm: A registered name, a class, or an algorithm, which is copied and left as it is.
@@ -98,6 +100,8 @@ def check_algorithm(
             subject.replay(f"{origin}; {case}", odd, dtype="float32")
     if subject.needs.refill is not None:
         subject.check_select()
+    if subject.needs.branches is not None:
+        check_branch(subject.algorithm, subject.needs.branches)
 
 
 def _random_batches(needs: Needs, components: Sequence[str], network: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -127,9 +131,12 @@ class _Subject:
             raise broken(algorithm, "needs() answers Needs", repr(self.needs), "return mmrl.interfaces.Needs(...)")
         served_needs(algorithm)
         try_views(algorithm, self.needs.views, steps=7)
-        if type(algorithm).select not in (Algorithm.select, PolicyGradient.select) and self._never_refills():
+        if type(algorithm).select not in (Algorithm.select, PolicyGradient.select) and self._never("refill"):
             remedy = "let needs() return Needs(refill=Refill(...))"
             raise broken(algorithm, "select is asked", "needs() has no refill, whatever the options", remedy)
+        if type(algorithm).branch is not Algorithm.branch and self._never("branches"):
+            remedy = "let needs() return Needs(branches=Branches(...))"
+            raise broken(algorithm, "branch is asked", "needs() has no branches, whatever the options", remedy)
         with plugin_errors(algorithm, "aggregation"):
             aggregation = algorithm.aggregation
         if not isinstance(aggregation, Aggregation):
@@ -146,14 +153,14 @@ class _Subject:
         if isinstance(warnings, str) or not all(isinstance(warning, str) for warning in warnings):
             raise broken(algorithm, "check(run) answers a list of texts", repr(warnings), "return a list or a tuple")
 
-    def _never_refills(self) -> bool:
-        """True if ``needs`` has no ``refill`` and looks at no option that could change that."""
-        if self.needs.refill is not None:
+    def _never(self, need: str) -> bool:
+        """True if ``needs`` lacks this one and looks at no option that could change that."""
+        if getattr(self.needs, need) is not None:
             return False
         blind = copy.copy(self.algorithm)
         blind.config = None
         try:
-            return bool(blind.needs().refill is None)
+            return getattr(blind.needs(), need) is None
         except Exception:  # it looks
             return False
 
@@ -210,10 +217,11 @@ class _Subject:
             compare(f"{garbage} where the mask or the row's validity is False", polluted(batch, garbage), remedy)
         remedy = "count tokens by the mask, not by the length of arrays; tokens.sequence_mean does"
         compare("masked tokens at the end of rows", padded(batch, 3), remedy)
-        order = another_order(batch["group_ids"], whole=self.needs.whole_groups)
+        is_ordered = self.needs.whole_groups or self.needs.branches is not None
+        order = another_order(batch["group_ids"], whole=is_ordered)
         remedy = "take groups from batch.group_ids, whose values, order and places mean nothing"
         compare("another order of rows, with other ids of groups", reordered(batch, order), remedy, order)
-        valid = np.flatnonzero(batch["reward_valid"])
+        valid = rows_in_use(batch)
         remedy = (
             "let means, deviations and counts go over rows where batch.valid alone: an invalid row's reward is 0 there"
         )
@@ -353,4 +361,6 @@ def _equal(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(_equal, one, other))
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(_equal(value, other[key]) for key, value in one.items())
+    if isinstance(one, BranchedRows):
+        return all(_equal(getattr(one, each.name), getattr(other, each.name)) for each in fields(one))
     return bool(one == other)

@@ -12,6 +12,7 @@ import numpy as np
 
 from mmrl.interfaces import Needs
 from mmrl.testing.recorded import PER_TOKEN, Arrays
+from mmrl.testing.trees import moved_trees, with_trees
 from mmrl.token_columns import COLUMNS, CRITIC, POLICY, REWARD
 from mmrl.types import ENVIRONMENT
 
@@ -78,6 +79,9 @@ def random_batch(
             batch["greedy_components"][name] = np.array([baseline[i] for i in ids_B], float)
     if needs.turns:
         batch |= _turns(rng, lengths_B, valid_B, binary_rewards=binary_rewards)
+    if needs.branches is not None:
+        batch = with_trees(rng, batch, lengths_B)
+    if needs.turns:
         batch["components"] = {**named, ENVIRONMENT: np.array([sum(each) for each in batch["turn_rewards"]])}
         batch["weights"] = {**batch["weights"], ENVIRONMENT: 1.0}
     if needs.token_rewards:
@@ -195,6 +199,7 @@ def reordered(batch: Arrays, order: Any) -> dict[str, Any]:
     for key in ("turn_rewards", "turn_states", "sampled_from"):
         if key in batch:
             rows[key] = [batch[key][index] for index in order]
+    rows |= moved_trees(batch, order)
     batch = _with_views(batch, lambda values_BT: values_BT[order])
     return {**batch, **rows, "group_ids": rows["group_ids"] * 3 + 1}
 

@@ -15,6 +15,7 @@ from mmrl.errors import contract_error, plugin_errors
 from mmrl.interfaces import Algorithm, Needs, served_needs
 from mmrl.plugin_host import registry
 from mmrl.testing.recorded import read_batch
+from mmrl.testing.trees import read_trees
 from mmrl.token_columns import COLUMNS, CRITIC, POLICY, REWARD
 from mmrl.types import (
     Batch,
@@ -95,7 +96,8 @@ def replay(
             Several rewards: ``components``, from names to (B,), NaN for None; ``weights`` (from names to numbers, 1
             without it); ``penalties`` (names); ``greedy_components`` (from names to (B,)). ``rewards`` may then be
             left out, and is the weighted sum; without ``components`` it is the one called ``reward``. Episodes:
-            ``turns`` (B, T), and for each row a sequence of its turns' ``turn_rewards`` and ``turn_states``.
+            ``turns`` (B, T), and for each row a sequence of its turns' ``turn_rewards`` and ``turn_states``;
+            their trees: ``parents`` and ``shared_tokens`` (B,), as in ``BranchedRows``.
             ``token_rewards`` (B, T), what rewards say of parts of texts. Views: ``views``, from names to ``log_probs``
             and ``entropy`` (B, T), of the rows that ``has_images`` (B,), all without it; ``sampled_from``, the name of
             each row's view, empty for its prompt's own images. Comparisons: ``rewards`` are the dataset's scores, and
@@ -338,6 +340,7 @@ class RecordedBatch:
             turn_states=arrays.get("turn_states"),
             sampled_from=arrays["sampled_from"] if any(arrays["sampled_from"]) else None,
             token_rewards=list(arrays["token_rewards"]) if "token_rewards" in arrays else None,
+            branches=read_trees(arrays),
             **arrays["mismatched"],
         )
 

@@ -17,7 +17,13 @@ from mmrl.token_columns import COLUMNS, CRITIC_COLUMNS, POLICY, REWARD
 
 Arrays = Mapping[str, Any]
 PER_TOKEN = tuple(column.replayed for column in COLUMNS if column.replayed)
-_ROWS = {"group_ids": "int64", "rewards": "float64", "greedy_rewards": "float64"}
+_ROWS = {
+    "group_ids": "int64",
+    "parents": "int64",
+    "shared_tokens": "int64",
+    "rewards": "float64",
+    "greedy_rewards": "float64",
+}
 _ROWS |= {
     "scores": "float64",
     "final_values": "float64",
@@ -146,6 +152,7 @@ def _check_keys(batch: Arrays, needs: Needs, network: str) -> None:
     needed = [*required, *(["rewards"] if "components" not in batch else [])]
     needed += [column.replayed for column in needs.columns(1, network) if column.known == "before the step"]
     needed += ["turns", *_TURNS] if needs.turns else []
+    needed += ["parents", "shared_tokens"] if needs.branches is not None or "parents" in batch else []
     needed += ["vpreds"] if needs.values else []
     needed += ["token_rewards"] if needs.token_rewards else []
     needed += ["final_values"] if needs.values and needs.last_state else []

@@ -11,8 +11,9 @@ takes longer than ``call_timeout_s`` makes its episode invalid and ends the serv
 in. The next call, of whatever episode, then starts it again.
 
 ``per: worker`` shares a server between the episodes of a process: right for servers without a state. ``per: episode``
-starts one for each, which costs its start. A turn without a call ends the episode. The server runs code that you named;
-what its tools may do with arguments that a model wrote is up to it.
+starts one for each, which costs its start. ``repeatable: true`` says that the same calls are answered alike again. A
+turn without a call ends the episode. The server runs code that you named; what its tools may do with arguments that a
+model wrote is up to it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mmrl.interfaces import Aggregation, Algorithm, Branches, Needs, PluginConfig
-from mmrl.ops.branching import generator, means_over_sharers
+from mmrl.ops.branching import generator, means_over_sharers, places
 from mmrl.types import Batch, Branch, Credit, PackedTokens, Rollout, TokenLoss
 
 
@@ -28,11 +28,10 @@ class Trees(Algorithm):
         return Needs(branches=Branches(self.config.rounds, self.config.per_round))
 
     def branch(self, group: Sequence[Rollout], number: int) -> Sequence[Branch]:
+        found = places(group)
         if self.config.latest:
-            return [Branch(len(group) - 1, len(group[-1].episode) - 1)] * number
-        rng = generator(group)
-        members = rng.integers(0, len(group), number).tolist()
-        return [Branch(each, int(rng.integers(0, len(group[each].episode)))) for each in members]
+            return found[-1:] * number
+        return [found[place] for place in generator(group).integers(0, len(found), number)]
 
     def credit(self, batch: Batch) -> Credit:
         assert batch.branches is not None

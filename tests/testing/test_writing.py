@@ -29,7 +29,7 @@ def shown(name: str) -> Any:
     return namespace[name]
 
 
-@pytest.mark.parametrize("name", ["Reinforce", "Mine"])
+@pytest.mark.parametrize("name", ["Reinforce", "Mine", "Spread"])
 def test_the_algorithms_of_the_page_pass_the_checks(name: str) -> None:
     check_algorithm(shown(name))
 

@@ -11,7 +11,7 @@ from mmrl.data.order import request_seed
 from mmrl.engine_api import SamplingRequest
 from mmrl.errors import PluginError
 from mmrl.interfaces import Branches, Needs
-from mmrl.ops.branching import generator
+from mmrl.ops.branching import generator, places
 from mmrl.rollout.batch import branches_of
 from mmrl.rollout.episodes.branching import Branching
 from mmrl.rollout.episodes.player import EpisodePlayer
@@ -177,10 +177,9 @@ def many(request):
 
 
 def anywhere(group, number):
-    """Turns that are drawn from all episodes so far."""
-    rng = generator(group)
-    members = rng.integers(0, len(group), number).tolist()
-    return [Branch(member, int(rng.integers(0, len(group[member].episode)))) for member in members]
+    """Turns that are drawn from those of all episodes so far."""
+    found = places(group)
+    return [found[place] for place in generator(group).integers(0, len(found), number)]
 
 
 def test_nothing_depends_on_the_time_that_environments_take(game, tmp_path):
