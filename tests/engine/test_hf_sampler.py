@@ -19,6 +19,7 @@ from mmrl.ops.objective import training_rows
 from mmrl.types import Rollout, TrainingRow
 from tests.conftest import tower_passes
 from tests.engine import episodes
+from tests.engine.branches import assert_branches, play_branches
 from tests.proofs import families
 
 TEMPERATURE = 0.8
@@ -195,3 +196,14 @@ def test_turns_of_episodes_are_exact_and_the_same_whenever_they_are_answered(vis
     assert np.array_equal(found[0][2].rollout.token_ids, group.rollouts[0].token_ids)
     (segment,) = group.rollouts[0].segments
     assert segment.weight_version is None and segment.finish_reason is None
+
+
+@pytest.mark.full
+def test_episodes_that_branch_after_a_picture_are_exact(vision_sampling, plain, tmp_path):
+    setting, sampler = vision_sampling.bench, vision_sampling.sampler
+    sampler.leave()
+    group = play_branches(sampler, setting, tmp_path)
+    assert_branches(group, plain(setting.folder.path), setting.media)
+    sampler.leave()
+    again = play_branches(sampler, setting, tmp_path)
+    assert tokens([*again.rollouts]) == tokens([*group.rollouts])
