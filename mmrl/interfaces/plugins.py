@@ -263,8 +263,8 @@ class Algorithm(Plugin):
             number: How many are asked for.
 
         Returns:
-            So many places. ``turn`` is that of a turn of the member, from 0, also of one that the environment failed to
-            answer.
+            So many places. ``turn`` is that of a turn of the member, also of one that the environment failed to answer;
+            or 0, whichever member.
         """
         raise NotImplementedError(f"{type(self).__name__} asks for no branches")
 

@@ -24,7 +24,7 @@ def generator(group: Sequence[Rollout]) -> np.random.Generator:
 def places(group: Sequence[Rollout]) -> list[Branch]:
     """All places from which an episode can go on: each turn of each member, in their order.
 
-    A member whose environment failed at its reset has none.
+    A member whose environment failed at its reset has none; a new episode can begin anew at turn 0 of it all the same.
     """
     return [Branch(member, turn) for member, rollout in enumerate(group) for turn in range(len(rollout.episode))]
 

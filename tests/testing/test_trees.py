@@ -64,7 +64,7 @@ DRAWN = count()
         (changed(branch=lambda self, group, number: [Branch(0, 4)] * number), "places of a group", "none is 4"),
         (changed(branch=lambda self, group, number: [Branch(3, 0)] * number), "places of a group", "not 3"),
         (
-            changed(branch=lambda self, group, number: [Branch(len(group) - 1, 0)] * number),
+            changed(branch=lambda self, group, number: [Branch(3 * (len(group) > 3), len(group) > 3)] * number),
             "places of a group of 4 episodes", "member 3 has no turns",
         ),
         (

@@ -56,6 +56,6 @@ def _check(branch: Branch, group: Sequence[Rollout]) -> None:
     if not 0 <= branch.member < len(group):
         raise ValueError(f"there are members 0 to {len(group) - 1} so far, and not {branch.member}")
     turns = len(group[branch.member].episode)
-    if not 0 <= branch.turn < turns:
-        there = f"turns 0 to {turns - 1}" if turns else "no turns: its environment failed at its reset"
+    if branch.turn and not 0 <= branch.turn < turns:
+        there = f"turns 0 to {turns - 1}" if turns else "no turns, as its environment failed at its reset"
         raise ValueError(f"member {branch.member} has {there}, and none is {branch.turn}")

@@ -200,11 +200,12 @@ class EpisodeRound:
         assert self._branching is not None, "some groups have fewer episodes than they want"
         chosen = self._branching.chosen(self._rollouts(group))
         self._tally.possible -= len(chosen) * self._most_calls
+        begun = next((episode for episode in group if episode.played), None)
         for branch in chosen:
-            parent = group[branch.member]
+            parent = group[branch.member] if branch.turn or begun is None else begun  # all share the prompt
             episode = Episode.branched(parent, len(group), branch)
             group.append(episode)
-            if not parent.played:
+            if begun is None:
                 episode.fail("has failed at every reset of the prompt's first episodes")
                 continue
             answered = self._histories[parent][: 1 + branch.turn]

@@ -168,6 +168,22 @@ def test_a_branch_before_the_first_turn_shares_the_prompt_alone(game, tmp_path):
     assert second.components == {ENVIRONMENT: 3.0, "length": 8.0}
 
 
+def test_a_branch_begins_anew_also_at_a_member_that_never_began(game, tmp_path):
+    """One of the first two resets fails: the one that finds no mark."""
+    once = "(lambda mark: 1 / 0 if not mark.exists() and not mark.touch() else 'go')"
+    first = f"['see', {once}(Path(self.config.marks) / 'm')]"
+    failing = lambda group: next(each.index for each in group if each.failure)  # noqa: E731
+    here = lambda group, number: [Branch(failing(group), 0)] * number  # noqa: E731
+    write = lambda request: "end"  # noqa: E731
+    (tmp_path / "marks").mkdir()
+    with EnvironmentPool(game(first=first, marks=str(tmp_path / "marks"))) as pool:
+        tree = Tree(pool, tmp_path, write, here, branches=Branches(1, 2), group=40)
+    failed, *_ = [each for each in tree.rollouts if each.failure]
+    assert [each.branch for each in tree.rollouts[38:]] == [Branch(failed.index, 0)] * 2
+    assert [each.finish_reason for each in tree.rollouts[38:]] == ["environment"] * 2 and tree.tally.failed == 1
+    assert all(each.num_shared == 0 for each in tree.rollouts)
+
+
 def many(request):
     """Turns of various lengths, by the seed of the request alone."""
     digest = hashlib.sha256(str(request.seed).encode()).digest()
@@ -244,7 +260,8 @@ def test_branches_of_a_group_that_never_began_have_failed_too(game, tmp_path):
         ([Branch(0, 0), Branch(2, 0)], "there are members 0 to 1 so far, and not 2"),
         ([Branch(0, 0), Branch(-1, 0)], "and not -1"),
         ([Branch(0, 3), Branch(0, 0)], "member 0 has turns 0 to 2, and none is 3"),
-        ([Branch(1, 0), Branch(0, 0)], "member 1 has no turns"),
+        ([Branch(1, 1), Branch(0, 0)], "member 1 has no turns"),
+        ([Branch(0, -1), Branch(0, 0)], "and none is -1"),
     ],
 )
 def test_places_that_are_not_there_are_the_algorithms_fault(answer, told):
