@@ -70,7 +70,7 @@ class RunSetup:
         """The algorithm, its needs checked against the config."""
         from mmrl.engine.learner.learner_settings import check_settings
 
-        check_settings(self.config.learner.deepspeed)
+        check_settings(self.config.learner)
         if self.config.sampler.name == "vllm":
             from mmrl.engine.sampler.vllm_arguments import check_engine_keys
 

@@ -219,6 +219,26 @@ def test_samples_of_a_prompt_stay_together_and_answers_keep_their_order(group_of
     assert sorted(map(sorted, shares)) == [["a", "a"], ["b", "b", "c"], ["d"]]
 
 
+def test_ranks_that_hold_rows_together_get_the_same_samples_and_count_once(group_of):
+    samples = [sample(name, token, 4) for token, name in enumerate("abcd")]
+    fakes = FakeRanks(["x"] * 4)
+    group = group_of(fakes)
+    group.ranks_of_a_row = 2
+    with group.learning() as learner:
+        network = learner.network("policy")
+        scores, ends = network.score(samples), network.final_values(samples)
+        result = network.update([TrainingRow(s, 1.0, s.mask, {"advantages": s.token_ids * 1.0}) for s in samples])
+        wide = network.score(samples, way="wide")
+    assert [int(v[0]) for v in scores] == [1, 11, 21, 31] and ends.tolist() == [0.5, 1.5, 2.5, 3.5]
+    assert [int(v[0]) for v in result.logprobs] == [0, 1, 2, 3] and len(wide) == 4
+    assert result.flops == 10**0 + 10**2  # of the first rank of each two
+    assert result.memory_bytes == 50
+    shares = [[s.prompt.id for s in call[1]] for w in fakes.workers for call in w.calls if call[0] == "score"]
+    packed = shares[::2]  # each rank has been asked twice
+    assert packed[0] == packed[1] and packed[2] == packed[3] and sorted(packed[0] + packed[2]) == ["a", "b", "c", "d"]
+    assert shares[1::2] == [["a", "b", "c", "d"], [], [], []]  # one rank goes the wide way, with the whole model
+
+
 def test_the_experts_that_a_sample_knows_reach_its_rank(group_of):
     known = np.arange(5 * 2 * 3, dtype=np.int32).reshape(5, 2, 3)
     samples = [replace(sample("a", 1, 2), experts=known), sample("b", 2, 2)]

@@ -130,6 +130,9 @@ CASES = [
 """Family, ZeRO stage, ranks, and tokens of a micro-batch, of which 10 are below one pair: each two values once."""
 
 
+OTHERS = [name for name in FAMILIES if name not in ("qwen2_5_vl", "qwen3_vl", "internvl", "qwen2")]
+
+
 @pytest.fixture
 def updated(
     bench: Any, start: Any, start_ranks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -140,8 +143,9 @@ def updated(
     """
     monkeypatch.setitem(device.LOGITS_CHUNK_BYTES, "cpu", 10_000)
 
-    def take(family: str, stage: int, ranks: int, budget: int) -> Sequence[Any]:
+    def take(family: str, stage: int, ranks: int, budget: int, of_a_row: int = 1) -> Sequence[Any]:
         setting, learner = bench(family), {**LEARNER, "zero_stage": stage, "tokens_per_microbatch": budget}
+        learner["sequence_parallel_size"] = of_a_row
         sections: dict[str, Any] = {"learner": learner, "trainer": {"steps": UPDATES}, "sampler": {"temperature": 1.0}}
         if ranks == 1:
             engine = start(bench=setting, algorithm=dpo(), **sections)
@@ -176,7 +180,14 @@ def test_whole_updates_end_in_the_weights_of_plain_transformers(
     assert {each["perf/microbatches"] for each in found} == {1 if budget > 10 else 3 - (ranks - 1)}
 
 
-OTHERS = [name for name in FAMILIES if name not in ("qwen2_5_vl", "qwen3_vl", "internvl", "qwen2")]
+@pytest.mark.parametrize(
+    "family", [pytest.param("qwen2_5_vl", marks=FULL), *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+)
+def test_whole_updates_of_ranks_that_hold_rows_together_end_in_these_weights_too(
+    family, updated, plain, plainly, tmp_path
+):
+    """A row has the pairs of a group, on two ranks."""
+    check(updated(family, 3, 2, 10, of_a_row=2), plainly(family), plain(tmp_path / "model").model)
 
 
 @pytest.mark.slow

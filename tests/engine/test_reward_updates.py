@@ -180,8 +180,9 @@ def plainly(bench: Callable[..., Any], plain: Any) -> Callable[[str], TrainedMod
 def updated(bench: Any, start: Any, start_ranks: Any, tmp_path: Path) -> Callable[..., Any]:
     """The metrics of each update, and the scores before and after; the model is in ``tmp_path / "reward/model"``."""
 
-    def take(family: str, stage: int, ranks: int, budget: int) -> Any:
+    def take(family: str, stage: int, ranks: int, budget: int, of_a_row: int = 1) -> Any:
         setting, learner = bench(family), {**LEARNER, "zero_stage": stage, "tokens_per_microbatch": budget}
+        learner["sequence_parallel_size"] = of_a_row
         sections: dict[str, Any] = {"learner": learner, "trainer": {"steps": UPDATES}}
         if ranks == 1:
             engine = start(bench=setting, algorithm=bradley_terry(), **sections)
@@ -234,6 +235,12 @@ def test_whole_updates_end_in_the_weights_of_plain_transformers(
     check(found, plainly(family), read(tmp_path / "reward/model"))
     assert max(plainly(family).norms) > MAX_NORM > min(plainly(family).norms), "some updates are clipped"
     assert {each["perf/microbatches"] for each in found[0]} == {1 if budget > 10 else 3 - (ranks - 1)}
+
+
+@pytest.mark.full
+def test_whole_updates_of_ranks_that_hold_rows_together_end_in_these_weights_too(updated, plainly, tmp_path):
+    """The last token of a conversation lies on one of two ranks."""
+    check(updated("qwen2_5_vl", 0, 2, 10, of_a_row=2), plainly("qwen2_5_vl"), read(tmp_path / "reward/model"))
 
 
 @pytest.mark.slow

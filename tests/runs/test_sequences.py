@@ -89,3 +89,10 @@ def test_a_critics_heads_count_too(write, capsys, models, tmp_path):
     assert f"it has 6 attention heads\n  where:    learner.sequence_parallel_size: 4; critic.path: {critic}" in (
         capsys.readouterr().err
     )
+
+
+def test_passes_that_exchange_rows_are_not_compiled(write, capsys):
+    learner = {"sequence_parallel_size": 2, "deepspeed": {"compile": {"deepcompile": True}}}
+    assert main(["check", write(2, learner=learner)]) == 2
+    error = capsys.readouterr().err
+    assert "ranks exchange parts of a row" in error and "learner.deepspeed.compile; learner.sequence_parallel" in error

@@ -105,12 +105,13 @@ OWNED_LEARNER_KEYS = (
 """Settings within those that mmrl decides."""
 
 
-def check_settings(settings: Mapping[str, Any]) -> None:
-    """Check what a config holds for DeepSpeed.
+def check_settings(learner: LearnerConfig) -> None:
+    """Check what a config's section ``learner`` holds for DeepSpeed.
 
     Raises:
-        ConfigError: A setting is unknown, has another form, or is decided by mmrl.
+        ConfigError: A setting is unknown, has another form, is decided by mmrl, or does not go with the section.
     """
+    settings = learner.deepspeed
     if "tensor_parallel" in settings:
         raise ConfigError(
             "the learner's layers cannot be divided among ranks: a rank would hold parts of weights, and the "
@@ -146,6 +147,12 @@ def check_settings(settings: Mapping[str, Any]) -> None:
                 where=f"learner.deepspeed.zero_optimization.{key}",
                 remedy="write a number, such as 5e8, or remove it",
             )
+    if compiles("cuda", settings) and learner.sequence_parallel_size > 1:
+        raise ConfigError(
+            "DeepSpeed would compile passes in which ranks exchange parts of a row, and that has not been tried",
+            where=f"learner.deepspeed.compile; learner.sequence_parallel_size: {learner.sequence_parallel_size}",
+            remedy="remove learner.deepspeed.compile, or set learner.sequence_parallel_size: 1",
+        )
 
 
 def check_overlap(kind: DeviceKind, settings: Mapping[str, Any], largest: int) -> None:
