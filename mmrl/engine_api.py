@@ -226,6 +226,14 @@ class PromptEncoder(Protocol):
         """
         ...
 
+    def reworded(self, prompt: EncodedPrompt, row: Prompt) -> EncodedPrompt:
+        """A prompt with the messages of another form of its row, and with its own images.
+
+        Raises:
+            DataError: The template cannot write them.
+        """
+        ...
+
     def demonstrate(self, prompt: EncodedPrompt, *, all_turns: bool = False) -> Sample:
         """The prompt with its demonstration as completion, an end-of-sequence token appended.
 

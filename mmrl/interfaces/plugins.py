@@ -341,10 +341,6 @@ def _misfit(algorithm: Algorithm, needs: Needs) -> tuple[str, str] | None:
     return None
 
 
-_UNSERVED = ("demonstration", "experience")
-"""Needs that no run serves yet."""
-
-
 def _misfit_of_policy(algorithm: Algorithm, needs: Needs) -> tuple[str, str] | None:
     """As ``_misfit``, of an algorithm that trains the policy."""
     if needs.last_state and not needs.values:
@@ -353,14 +349,24 @@ def _misfit_of_policy(algorithm: Algorithm, needs: Needs) -> tuple[str, str] | N
     if algorithm.source != "rollouts" and (asked := needs.of_sampling):
         remedy = "let it learn from rollouts, or do without"
         return f"asks for {', '.join(asked)}, and its source is {algorithm.source}", remedy
-    if asked := tuple(name for name in _UNSERVED if getattr(needs, name)):
-        return f"asks for {', '.join(asked)}, which this version does not serve", "do without"
-    if type(algorithm).retry is not Algorithm.retry:
-        return "has retry, which this version does not call", "do without"
     if needs.values and type(algorithm).value_loss is Algorithm.value_loss:
         what = "asks for values and has no value_loss, so its critic would learn nothing"
         return what, "write value_loss(self, tokens), or do without values"
+    if needs.experience:
+        return _misfit_of_experience(algorithm, needs)
     return _misfit_of_branches(algorithm, needs)
+
+
+def _misfit_of_experience(algorithm: Algorithm, needs: Needs) -> tuple[str, str] | None:
+    """As ``_misfit``, of an algorithm that has rollouts kept."""
+    for name in ("remember", "recall"):
+        if getattr(type(algorithm), name) is getattr(Algorithm, name):
+            return f"asks for experience and has no {name}, so nothing would come of it", f"write {name}, or do without"
+    if needs.branches is not None:
+        return "asks for experience, whose places others may go on from, and for branches", "do without one of them"
+    if any(view.sampled for view in needs.views):
+        return "asks for experience, and samples from a view of one step alone", "do without one of them"
+    return None
 
 
 def _misfit_of_branches(algorithm: Algorithm, needs: Needs) -> tuple[str, str] | None:

@@ -6,7 +6,8 @@ import hashlib
 import json
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from mmrl.config.sections import Config
 from mmrl.errors import MMRLError
 from mmrl.rollout.unfinished import CarriedGroup
 from mmrl.token_columns import COLUMNS
-from mmrl.types import GIVEN, Batch, BranchedRows, Content, FloatArray, Rollout, ScoredGroup
+from mmrl.types import GIVEN, Batch, BoolArray, BranchedRows, Content, CreditedGroup, FloatArray, Rollout, ScoredGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,11 @@ class SampledStep:
         return rollouts_of(self.groups)
 
     @property
+    def own_rollouts(self) -> list[Rollout]:
+        """Those of them that the step has sampled itself, and those of groups that the dataset gives."""
+        return own_rollouts_of(self.groups)
+
+    @property
     def kept(self) -> list[ScoredGroup]:
         """The groups that the algorithm keeps, of those of this step."""
         return [group for group in self.groups if group.kept]
@@ -73,6 +79,11 @@ class SampledStep:
 
 def rollouts_of(groups: Sequence[ScoredGroup]) -> list[Rollout]:
     return [rollout for group in groups for rollout in group.rollouts]
+
+
+def own_rollouts_of(groups: Sequence[ScoredGroup]) -> list[Rollout]:
+    """Those that the step has sampled itself, and those of groups that the dataset gives."""
+    return [rollout for group in groups for rollout in group.rollouts if rollout.is_own or group.is_given]
 
 
 def weights_of(config: Config) -> dict[str, float]:
@@ -113,7 +124,32 @@ def batch_of(
         branches=branches_of([group.rollouts for group in groups]),
         sampled_from=[rollout.view for rollout in rollouts] if any(rollout.view for rollout in rollouts) else None,
         token_rewards=_token_rewards(groups),
+        given=_flags([rollout.is_given for group in groups if not group.is_given for rollout in group.rollouts]),
+        recalled=_flags([rollout.recalled for rollout in rollouts]),
     )
+
+
+def own_rows(batch: Batch) -> Batch:
+    """The rows that the step itself has sampled, with what its metrics are of; all rows of the dataset's own groups."""
+    others = [rows_B for rows_B in (batch.given, batch.recalled) if rows_B is not None]
+    if not others:
+        return batch
+    own_B = ~np.any(others, axis=0)
+    seen = batch.sampled_from
+    return replace(
+        batch,
+        rewards=batch.rewards[own_B],
+        valid=batch.valid[own_B],
+        group_ids=batch.group_ids[own_B],
+        masks=list(compress(batch.masks, own_B)),
+        truncated=batch.truncated[own_B],
+        components={name: values_B[own_B] for name, values_B in batch.components.items()},
+        sampled_from=None if seen is None else list(compress(seen, own_B)),
+    )
+
+
+def _flags(found: Sequence[bool]) -> BoolArray | None:
+    return np.array(found, np.bool_) if any(found) else None
 
 
 def _columns(rollouts: Sequence[Rollout]) -> dict[str, Any]:
@@ -175,6 +211,40 @@ def _content_hash(content: Content) -> str:
 def _components(groups: Sequence[ScoredGroup]) -> dict[str, FloatArray]:
     names = dict.fromkeys(name for group in groups for name in group.components)
     return {name: np.concatenate([group.component(name) for group in groups]) for name in names}
+
+
+def part_of(scored: ScoredGroup, places: Sequence[int]) -> ScoredGroup:
+    """A group of these members alone."""
+    rollouts = tuple(scored.rollouts[place] for place in places)
+    return replace(
+        scored,
+        group=replace(scored.group, rollouts=rollouts),
+        rewards=scored.rewards[list(places)],
+        valid=scored.valid[list(places)],
+        components={name: values_G[list(places)] for name, values_G in scored.components.items()},
+        answers={name: [found[place] for place in places] for name, found in scored.answers.items()},
+        token_rewards=[scored.token_rewards[place] for place in places] if scored.token_rewards else (),
+    )
+
+
+def own_part(group: CreditedGroup) -> CreditedGroup:
+    """The members of a group that the step itself has sampled; all of the dataset's own."""
+    places = [place for place, rollout in enumerate(group.scored.rollouts) if rollout.is_own]
+    if group.scored.is_given or len(places) == len(group.scored.rollouts):
+        return group
+    own: dict[str, Any] = {"scored": part_of(group.scored, places), "trained": group.trained}
+    for each in fields(group):
+        if each.name not in own:
+            of_group = getattr(group, each.name)
+            chosen = [of_group[place] for place in places] if len(of_group) else of_group
+            own[each.name] = np.array(chosen, np.float32) if each.name == "final_values" else chosen
+    return CreditedGroup(**own)
+
+
+def sampled_and_given(groups: Sequence[CreditedGroup]) -> tuple[Sequence[CreditedGroup], Sequence[CreditedGroup]]:
+    """The groups that were sampled, as far as the step itself has sampled them, and those that were taken from rows."""
+    found = [[group for group in groups if group.scored.is_given == is_given] for is_given in (False, True)]
+    return list(map(own_part, found[0])), found[1]
 
 
 def with_greedy(scored: ScoredGroup, greedy: ScoredGroup) -> ScoredGroup:

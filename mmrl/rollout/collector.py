@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,16 +21,25 @@ from mmrl.errors import ConfigError, plugin_errors
 from mmrl.interfaces import Algorithm, Needs
 from mmrl.interfaces.views import members_of_views
 from mmrl.ops import metrics
-from mmrl.rollout.batch import SampledStep, batch_of, rollouts_of, weights_of, with_greedy
+from mmrl.rollout.batch import (
+    SampledStep,
+    batch_of,
+    own_rollouts_of,
+    own_rows,
+    rollouts_of,
+    weights_of,
+    with_greedy,
+)
 from mmrl.rollout.episodes.branching import Branching
 from mmrl.rollout.episodes.failures import CallTally
 from mmrl.rollout.episodes.player import EpisodePlayer
+from mmrl.rollout.experience import Memory
 from mmrl.rollout.rewards.failures import Failure, Failures
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.rollout.scores import GroupScores, Keep
 from mmrl.rollout.view_sampling import sampled_groups
 from mmrl.system.clock import Clock
-from mmrl.types import Batch, EncodedPrompt, RolloutGroup, ScoredGroup
+from mmrl.types import GIVEN, Batch, EncodedPrompt, Rollout, RolloutGroup, Sample, ScoredGroup
 
 
 class VersionProbe(Protocol):
@@ -88,6 +99,7 @@ class Collector:
         generated: Groups sampled since ``training_groups`` was last called, scored or not; without greedy rollouts.
             The order of one round is that of its prompts once it is over.
         probe: Asked by the sampler of each step's groups, before they are sampled; None asks nothing.
+        shown: The demonstration of a prompt, which is one more member of each group; None adds none.
     """
 
     def __init__(
@@ -105,6 +117,7 @@ class Collector:
         self._scorer, self._progress, self.penalties, self._event = scorer, progress, penalties, event
         self.generated: list[RolloutGroup] = []
         self.probe: VersionProbe | None = None
+        self.shown: Callable[[EncodedPrompt], Sample] | None = None
 
     def training_groups(
         self,
@@ -114,30 +127,39 @@ class Collector:
         wanted: int,
         clock: Clock,
         version: int | None = None,
+        *,
+        again: Callable[[ScoredGroup], EncodedPrompt | None] = lambda group: None,
+        memory: Memory | None = None,
     ) -> SampledStep:
-        """Groups for the algorithm; if it selects, the next prompt's group replaces each one that it rejects.
+        """Groups for the algorithm; if it selects, another group replaces each one that it rejects.
 
         Args:
             draw: The next so many prompts, each with the epoch that it is drawn in.
             wanted: Groups to keep; there are fewer if the rounds do not suffice.
             version: The version of the weights to sample with; None is the newest.
+            again: The prompt to sample in place of a rejected group; None for the next one that is drawn.
+            memory: Gives groups rollouts of earlier ones, and keeps some of theirs; None does neither.
 
         Raises:
-            PluginError: ``Algorithm.select`` or a reward fails, or a reward or the environment fails too often.
+            PluginError: A hook of the algorithm or a reward fails, or a reward or the environment fails too often.
         """
         self.generated = []
         needs = algorithm.needs()
         max_rounds = 1 + (needs.refill.max_rounds if needs.refill else 0)
-        groups, left = list[ScoredGroup](), wanted
+        groups, left, retried = list[ScoredGroup](), wanted, list[EncodedPrompt]()
         with self._sampling(clock, version, self.probe) as sampling:
             for number in range(max_rounds):
                 if left <= 0:
                     break
                 with clock.phase("prompts"):
-                    prompts = [replace(prompt, epoch=epoch) for epoch, prompt in draw(left)]
+                    drawn = draw(left - len(retried)) if left > len(retried) else ()
+                    prompts = [*retried, *(replace(prompt, epoch=epoch) for epoch, prompt in drawn)]
                 found = self._round(sampling, prompts, needs, Branching.of(algorithm, len(prompts)))
                 with clock.phase("credit"):
+                    found = found if memory is None else memory.exchanged(found)
                     kept = select(algorithm, found) if needs.refill else [True] * len(found)
+                    rejected = itertools.compress(found, map(operator.not_, kept)) if number + 1 < max_rounds else ()
+                    retried = [prompt for group in rejected if (prompt := again(group)) is not None]
                 pairs = enumerate(zip(found, kept, strict=True))
                 groups += [replace(scored, kept=keep, place=(number, place)) for place, (scored, keep) in pairs]
                 left -= sum(kept)
@@ -197,8 +219,9 @@ class Collector:
         """A step's groups with the metrics of their gathering."""
         failed_calls = None if sampling.calls is None else sampling.calls.failed_fraction
         stats = metrics.failure_metrics("reward", sampling.failures.fractions(self._rewards))
-        stats |= metrics.episode_metrics(rollouts_of(groups), failed_calls) | dict(sampling.probed)
-        return SampledStep(step, groups[0].rollouts[0].weight_version, groups, stats)
+        stats |= metrics.episode_metrics(own_rollouts_of(groups), failed_calls) | dict(sampling.probed)
+        own = own_rollouts_of(groups) or rollouts_of(groups)
+        return SampledStep(step, own[0].weight_version, groups, stats)
 
     @property
     def _rewards(self) -> list[str]:
@@ -234,7 +257,8 @@ class Collector:
         Args:
             most: Longest completion; None is that of training.
         """
-        seed = request_seed(self._config.trainer.seed, prompt.epoch, namespace + prompt.id, 0)
+        again = f"retry {prompt.prompt.retries}/" if prompt.prompt.retries else ""
+        seed = request_seed(self._config.trainer.seed, prompt.epoch, again + namespace + prompt.id, 0)
         return SamplingRequest(prompt, num_samples, temperature, most or self._config.sampler.max_new_tokens, seed)
 
     def _environment_seed(self, prompt: EncodedPrompt, namespace: str = "") -> int:
@@ -312,6 +336,7 @@ class Collector:
                     for index, group in found:
                         clock.count("generate", sum(len(r.token_ids) - r.num_shared for r in group.rollouts))
                         if index < num_groups:
+                            group = group if namespace else self._with_shown(group, sampling.failures)
                             generated[index] = group
                             self.generated.append(group)
                         else:  # cannot be recorded without its group
@@ -323,6 +348,15 @@ class Collector:
                     return [scores.result(index) for index in range(len(requests))]
             finally:
                 self.generated = [*before, *(generated[index] for index in sorted(generated))]
+
+    def _with_shown(self, group: RolloutGroup, failures: Failures) -> RolloutGroup:
+        """A sampled group of training with its prompt's demonstration, if groups have one."""
+        if self.shown is None:
+            return group
+        failures.expect(1)
+        sample, text = self.shown(group.prompt), group.prompt.prompt.demonstration or ""
+        given = Rollout(group.prompt, sample.segments, len(group.rollouts), text, "stop", GIVEN)
+        return replace(group, rollouts=(*group.rollouts, given))
 
     def _scores(self, sampling: Sampling, keep: Keep | None = None, *, needed: bool) -> GroupScores[Any]:
         return GroupScores(self._config, self._scorer, sampling.failures, self._event, keep=keep, needed=needed)
@@ -354,13 +388,14 @@ def _check_accuracy(batch: Batch, how: EvaluationSet) -> None:
 
 
 def step_metrics(found: SampledStep, batch: Batch, accuracy_of: str | None, *, refills: bool) -> dict[str, float]:
-    """Metrics of all groups of a step; rewards and rounds are those of groups that were sampled.
+    """Metrics of all groups of a step; rewards and rounds are those of what was sampled.
 
     Args:
         batch: The same groups.
         accuracy_of: The reward component that tells right from wrong; see ``judge_of``.
         refills: True if the algorithm may reject groups.
     """
+    batch = own_rows(batch)
     values = metrics.length_metrics(batch.masks, batch.truncated) | metrics.view_metrics(batch, found.with_views)
     if found.is_given:
         return {**values, **found.stats}

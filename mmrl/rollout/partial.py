@@ -136,7 +136,8 @@ class PartialCollector(Collector):
         sampling.failures.expect(size * max(missing, 0))
         with scores.telling():
             with clock.phase("generate"):
-                for group in members.finished(engine_steps, max(missing, 0)):
+                for finished in members.finished(engine_steps, max(missing, 0)):
+                    group = self._with_shown(finished, sampling.failures)
                     keys.append(group.prompt.key)
                     self.generated.append(group)
                     if len(keys) > missing:

@@ -16,6 +16,7 @@ from mmrl.interfaces import Alarm, Monitor, RunFacts, StepRecord
 from mmrl.ops.alarms import Looked, Watch
 from mmrl.plugin_host import registry
 from mmrl.plugin_host.installed import PluginInfo
+from mmrl.rollout.batch import sampled_and_given
 from mmrl.rollout.records import evaluation_names, read_step, recorded_evaluations, recorded_steps
 from mmrl.runs.history import read_metrics
 from mmrl.types import ENVIRONMENT, CreditedGroup, GroupKey
@@ -199,12 +200,6 @@ def _long_name(info: PluginInfo) -> str:
 def _recorded_groups(files: Mapping[int, Path], step: int) -> Sequence[CreditedGroup]:
     """The groups of a step, as its file tells."""
     return [group.credited for group in read_step(files[step]).groups] if step in files else []
-
-
-def sampled_and_given(groups: Sequence[CreditedGroup]) -> tuple[Sequence[CreditedGroup], Sequence[CreditedGroup]]:
-    """The groups that were sampled, and those that were taken from rows."""
-    found = [[group for group in groups if group.scored.is_given == is_given] for is_given in (False, True)]
-    return found[0], found[1]
 
 
 def _known(groups: Sequence[CreditedGroup]) -> Callable[[], Sequence[CreditedGroup]]:

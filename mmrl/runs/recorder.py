@@ -20,9 +20,10 @@ from mmrl.engine_api import Engine, Learner, NetworkFiles
 from mmrl.ops.alarms import Looked
 from mmrl.plugin_host import registry
 from mmrl.plugin_host.used import used_plugins
+from mmrl.rollout.batch import sampled_and_given
 from mmrl.runs.checkpoints import Checkpoints, write_json, write_lines
 from mmrl.runs.directory import RunDirectory
-from mmrl.runs.monitoring import Monitoring, StepGroups, fault_of, sampled_and_given, used_monitors
+from mmrl.runs.monitoring import Monitoring, StepGroups, fault_of, used_monitors
 from mmrl.runs.pace import Pace
 from mmrl.runs.resumption import plain_config
 from mmrl.runs.tracking import Trackers, shown

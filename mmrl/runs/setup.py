@@ -19,7 +19,7 @@ from mmrl.interfaces import Algorithm, Reward, served_needs
 from mmrl.plugin_host import registry
 from mmrl.plugin_host.used import own_code
 from mmrl.rollout.episodes.process import EnvironmentFacts
-from mmrl.runs import asynchrony, branches, checks
+from mmrl.runs import asynchrony, branches, checks, members
 from mmrl.runs.dataset import Dataset
 from mmrl.runs.environment import checked_facts
 from mmrl.runs.resumption import DATA, MODEL, model_fingerprint, template_fingerprint
@@ -91,6 +91,7 @@ class RunSetup:
         checks.check_judged(self.config, source)
         checks.check_views(self.config, algorithm, needs.views)
         branches.check_branches(self.config, needs)
+        members.check_members(self.config, algorithm, needs)
         return algorithm
 
     @property

@@ -51,7 +51,8 @@ class LogprobCheck:
         """On the first batch, before any update: packed against one by one, and sampler against learner.
 
         Args:
-            rollouts: All of the step, kept or not. The sampler has said nothing of those that are given.
+            rollouts: All that the step has sampled, kept or not, or that the dataset gives: of these the sampler has
+                said nothing.
             network: The one that is trained; of a reward model scores are compared.
             version: As of ``check_step``.
 
@@ -92,7 +93,8 @@ class LogprobCheck:
     def check_step(self, step: int, groups: Sequence[CreditedGroup], version: int | None = None) -> dict[str, float]:
         """Metrics of sampler against learner on the sampled groups that were trained on; none without any.
 
-        Rollouts from a view are left out: the learner has computed them given the prompt itself.
+        Rollouts from a view are left out: the learner has computed them given the prompt itself. So are demonstrations,
+        and rollouts of earlier steps.
 
         Args:
             version: That of the learner's weights at the step's begin. Tokens of other versions are left out: there the
@@ -104,7 +106,7 @@ class LogprobCheck:
         if not (trained := [group for group in groups if not group.scored.is_given]):
             return {}
         pairs = [pair for group in trained for pair in zip(group.scored.rollouts, group.logprobs, strict=True)]
-        pairs = [(rollout, learner) for rollout, learner in pairs if not rollout.view]
+        pairs = [(rollout, learner) for rollout, learner in pairs if rollout.is_own and not rollout.view]
         rollouts = [rollout for rollout, _ in pairs]
         gap = gap_of_version(rollouts, version, sampled(rollouts), [learner for _, learner in pairs])
         if gap is None:

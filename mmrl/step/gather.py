@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from mmrl.config.sections import Config
+from mmrl.engine_api import PromptEncoder
 from mmrl.errors import ConfigError, DataError, MMRLError, NumericsError, SamplersRestarted, plugin_errors, plural
-from mmrl.interfaces import Algorithm
+from mmrl.interfaces import Algorithm, Needs
 from mmrl.rollout.batch import SampledStep
+from mmrl.rollout.collector import Collector
+from mmrl.rollout.experience import Memory, retried
 from mmrl.rollout.partial import PartialCollector
 from mmrl.rollout.unfinished import CarriedGroup, finished_among, unfinished_among
-from mmrl.step.given import Comparisons, Given
-from mmrl.step.source import Draw, Find, Left, Source
+from mmrl.step.given import Comparisons, Given, check_demonstration, check_length
+from mmrl.step.source import Draw, Find, Left, Source, check_question
 from mmrl.system.clock import Clock
 from mmrl.types import CreditedGroup, EncodedPrompt, Prompt, RolloutGroup, ScoredGroup
 
@@ -24,6 +29,25 @@ class Rollouts(Source):
     """Completions of the policy itself, scored by rewards."""
 
     samples, texts = True, "completions"
+
+    def __init__(
+        self,
+        config: Config,
+        algorithm: Algorithm,
+        encoder: PromptEncoder,
+        collector: Collector,
+        event: Callable[..., None],
+    ) -> None:
+        super().__init__(config, algorithm, encoder, collector, event)
+        collector.shown = encoder.demonstrate if algorithm.needs().demonstration else None
+
+    @classmethod
+    def check_row(cls, prompt: Prompt, config: Config, needs: Needs, encoder: PromptEncoder) -> None:
+        check_question(prompt)
+        if needs.demonstration:
+            check_demonstration(prompt)
+            shown = encoder.demonstrate(encoder.rendered(prompt))
+            check_length("the demonstration", [shown], prompt, config)
 
     def make(self, prompt: Prompt) -> EncodedPrompt:
         return self._encoder.encode(prompt)
@@ -54,8 +78,34 @@ class Rollouts(Source):
             return self._collector.partial_groups(step, self._algorithm, draw, self.left.carried, clock, version)
         carried = finished_among(self.left.carried)
         wanted = self._config.trainer.prompts_per_step - len(carried)
-        found = self._collector.training_groups(step, self._algorithm, draw, wanted, clock, version)
+        needs, retries = self._algorithm.needs(), type(self._algorithm).retry is not Algorithm.retry
+        memory = Memory(self._algorithm, self.left.kept) if needs.experience else None
+        found = self._collector.training_groups(
+            step,
+            self._algorithm,
+            draw,
+            wanted,
+            clock,
+            version,
+            again=partial(self._again, step) if retries else lambda group: None,
+            memory=memory,
+        )
+        if memory is not None:
+            self.left = replace(self.left, kept=memory.kept)
         return replace(found, learned=[*carried, *found.learned])
+
+    def _again(self, step: int, group: ScoredGroup) -> EncodedPrompt | None:
+        """The prompt to sample in place of a rejected group, with the group's images; None for the next row."""
+        row, most = retried(self._algorithm, group), self._config.data.max_prompt_tokens
+        if row is None:
+            return None
+        prompt = self._encoder.reworded(group.group.prompt, row)
+        if len(prompt.token_ids) > most:
+            length = plural(len(prompt.token_ids), "token")
+            what = f"row {row.id} with the messages to retry has {length}, and data.max_prompt_tokens is {most}"
+            self._event("warning", message=f"step {step}: {what}; the next row is sampled in its place", step=step)
+            return None
+        return self._views(prompt, step)
 
     def resumed(self, left: Left, find: Find) -> Left:
         keys = {group.key for group in unfinished_among(left.carried)}

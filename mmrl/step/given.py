@@ -47,12 +47,8 @@ class Given(Source):
 
     @classmethod
     def check_row(cls, prompt: Prompt, config: Config, needs: Needs, encoder: PromptEncoder) -> None:
-        if not prompt.is_document and not (prompt.demonstration or "").strip():
-            raise DataError(
-                f"The row has {'no' if prompt.demonstration is None else 'an empty'} demonstration to learn from",
-                where=prompt.id,
-                remedy="name the column that holds the completions, or choose an algorithm that samples",
-            )
+        if not prompt.is_document:
+            check_demonstration(prompt)
 
     @classmethod
     def evaluates_given(cls, config: Config) -> bool:
@@ -82,13 +78,7 @@ class Comparisons(Given):
                 remedy=_COLUMNS,
             )
         given = encoder.given(encoder.rendered(prompt), closed=needs.last_state)
-        longest, most = max(len(sample.token_ids) for sample in given), config.sampler.max_new_tokens
-        if longest > most:
-            what = f"a candidate is longer than sampler.max_new_tokens = {most}"
-            if config.data.overlong == "fail":
-                remedy = "raise sampler.max_new_tokens, or set data.overlong to drop"
-                raise DataError(f"{what}: {plural(longest, 'token')}", where=prompt.id, remedy=remedy)
-            raise UselessRow(what, counted=TOO_LONG, where=prompt.id)
+        check_length("a candidate", given, prompt, config)
         if needs.min_group_size > 1:
             scores = np.array([candidate.score for candidate in candidates], np.float64)
             best_M, worst_M = best_and_worst(scores, np.zeros(len(scores), np.int64), np.ones(len(scores), np.bool_))
@@ -103,6 +93,39 @@ class Comparisons(Given):
         scores = [candidate.score or 0.0 for candidate in candidates]
         samples = encoder.given(prompt, closed=needs.last_state)
         return _group(samples[0].prompt, samples, [candidate.text for candidate in candidates], scores)
+
+
+def check_demonstration(prompt: Prompt) -> None:
+    """See that a row has a completion to learn from.
+
+    Raises:
+        DataError: It has none, or an empty one.
+    """
+    if not (prompt.demonstration or "").strip():
+        raise DataError(
+            f"The row has {'no' if prompt.demonstration is None else 'an empty'} demonstration to learn from",
+            where=prompt.id,
+            remedy="name the column that holds the completions, or choose an algorithm that samples",
+        )
+
+
+def check_length(what: str, given: Sequence[Sample], prompt: Prompt, config: Config) -> None:
+    """See that completions of a row are no longer than one that is sampled.
+
+    Args:
+        what: The words for one of them.
+
+    Raises:
+        DataError: One is, and ``data.overlong`` is fail.
+        UselessRow: One is; the row is left out.
+    """
+    longest, most = max(len(sample.token_ids) for sample in given), config.sampler.max_new_tokens
+    if longest > most:
+        what = f"{what} is longer than sampler.max_new_tokens = {most}"
+        if config.data.overlong == "fail":
+            remedy = "raise sampler.max_new_tokens, or set data.overlong to drop"
+            raise DataError(f"{what}: {plural(longest, 'token')}", where=prompt.id, remedy=remedy)
+        raise UselessRow(what, counted=TOO_LONG, where=prompt.id)
 
 
 def _scored_candidates(prompt: Prompt) -> tuple[Candidate, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from mmrl.config.sections import Config
 from mmrl.engine_api import Engine
-from mmrl.rollout.batch import SampledStep
+from mmrl.rollout.batch import SampledStep, own_rollouts_of
 from mmrl.step.check import LogprobCheck
 from mmrl.step.queue import StepQueue
 from mmrl.step.sync_probe import SyncProbe
@@ -65,7 +65,7 @@ class StepLag:
         version = self._queue.version_of(self._step) if self._is_ahead else self.version
         if version is None:
             return
-        check.check_version(self._step, found.rollouts, version, is_whole=not self._is_partial)
+        check.check_version(self._step, found.own_rollouts, version, is_whole=not self._is_partial)
         compared = None if self._probe is None else self._probe.compared(version)
         if compared is not None:
             check.check_probe(self._step, compared)
@@ -102,5 +102,5 @@ def learners_version(groups: Sequence[ScoredGroup], metrics: Mapping[str, float 
 
 def _versions(groups: Sequence[ScoredGroup]) -> IntArray:
     """(T,) the versions that sampled the tokens of the policy."""
-    found = [rollout.version_of_token[rollout.mask] for group in groups for rollout in group.rollouts]
+    found = [rollout.version_of_token[rollout.mask] for rollout in own_rollouts_of(groups)]
     return np.concatenate([np.zeros(0, np.int64), *found])

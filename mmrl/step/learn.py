@@ -186,10 +186,15 @@ def learn(
 
 def _asked_for(batch: Batch, needs: Needs) -> Batch:
     """The batch without what the algorithm does not ask for, and with zeros where it asks for what no row has."""
-    values = batch.token_rewards
+    values, none = batch.token_rewards, np.zeros(len(batch.masks), np.bool_)
     if values is None:
         values = [np.zeros(len(mask)) for mask in batch.masks]
-    return replace(batch, token_rewards=values if needs.token_rewards else None)
+    return replace(
+        batch,
+        token_rewards=values if needs.token_rewards else None,
+        given=(none if batch.given is None else batch.given) if needs.demonstration else None,
+        recalled=(none if batch.recalled is None else batch.recalled) if needs.experience else None,
+    )
 
 
 def finished(

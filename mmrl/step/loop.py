@@ -343,7 +343,7 @@ class Trainer:
                 raise found.fault
             if not self._is_checked:
                 with clock.phase("check"):
-                    args = found.rollouts, self._engine, self._algorithm.network, lag.version
+                    args = found.own_rollouts, self._engine, self._algorithm.network, lag.version
                     self._is_checked = self._check.check_first(*args)
             lag.check(found, self._check)
             batch, needs = self._collector.batch(found.groups), self._algorithm.needs()

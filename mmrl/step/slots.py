@@ -12,7 +12,7 @@ from typing import Any
 
 from mmrl.rollout.batch import SampledStep
 from mmrl.rollout.records import group_records, read_groups
-from mmrl.rollout.records.carried import FINISHED, UNFINISHED
+from mmrl.rollout.records.carried import EXPERIENCE, FINISHED, UNFINISHED
 from mmrl.step.source import Left
 from mmrl.system.clock import Clock
 
@@ -120,6 +120,6 @@ def _records(path: Path) -> Iterator[Mapping[str, Any]]:
 def kept_records(state: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The records of all groups in a trainer's state."""
     yield from state[FINISHED]
-    yield from state.get(UNFINISHED, ())
+    yield from (*state.get(UNFINISHED, ()), *state.get(EXPERIENCE, ()))
     for path in state.get(BATCHES, ()):
         yield from _records(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -14,8 +14,9 @@ from mmrl.errors import DataError
 from mmrl.interfaces import Algorithm, Needs
 from mmrl.rollout.batch import SampledStep
 from mmrl.rollout.collector import Collector
+from mmrl.rollout.experience import Kept
 from mmrl.rollout.records import carried_records, read_carried
-from mmrl.rollout.records.carried import UNFINISHED
+from mmrl.rollout.records.carried import UNFINISHED, experience_records, read_experience
 from mmrl.rollout.unfinished import CarriedGroup
 from mmrl.step.views import ViewMaker
 from mmrl.system.clock import Clock
@@ -35,14 +36,16 @@ class Left:
         carried: Groups to use first, those of a skipped step. Where rollouts are sampled in parts it is all that are in
             flight, in the order in which they were drawn.
         in_parts: True for rollouts that are sampled in parts.
+        kept: Rollouts of earlier groups, where the algorithm asks for ``experience``.
     """
 
     carried: Sequence[CarriedGroup] = ()
     in_parts: bool = False
+    kept: Kept = field(default_factory=dict)
 
     def state(self) -> dict[str, Any]:
         """All of it, as JSON can hold it."""
-        return {**carried_records(self.carried, in_parts=self.in_parts)}
+        return {**carried_records(self.carried, in_parts=self.in_parts), **experience_records(self.kept)}
 
     @classmethod
     def of(cls, state: Mapping[str, Any], media: Path) -> Self:
@@ -51,7 +54,7 @@ class Left:
         Args:
             media: The folder of the groups' images.
         """
-        return cls(read_carried(state, media), UNFINISHED in state)
+        return cls(read_carried(state, media), UNFINISHED in state, read_experience(state, media))
 
 
 class Source(ABC):

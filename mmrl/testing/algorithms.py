@@ -17,6 +17,7 @@ from mmrl.interfaces.views import try_views
 from mmrl.ops.assignment import credit_of
 from mmrl.plugin_host import registry
 from mmrl.policy_gradient import PolicyGradient
+from mmrl.rollout.experience import Memory, retried
 from mmrl.testing.batches import (
     another_order,
     odd_batches,
@@ -59,11 +60,12 @@ def check_algorithm(
     change nothing; the same batch gives the same numbers, and is not modified; only what ``needs`` asks for is used;
     there is a gradient at all; ``loss`` knows of ``credit`` only what its Credit says; an algorithm that takes over the
     ``state`` of one that has seen steps goes on as that one does, and JSON can hold it; ``select`` is there only where
-    ``needs`` has ``refill``, and answers one bool for each group, whatever invalid rollouts are worth; rewards change
-    nothing where ``needs`` has ``rewards=False``; ``branch`` is there only where ``needs`` has ``branches``, and names
-    turns of any group of episodes, the same ones of the same group; a view answers an image, the same to the same seed,
-    in its size if it is scored, and leaves the given one as it is. All of it holds for ``Credit.returns`` and
-    ``value_loss`` too, also in steps in which the critic alone learns, where ``needs`` has ``values``.
+    ``needs`` has ``refill``, and answers one bool for each group, whatever invalid rollouts are worth; ``retry``,
+    ``remember`` and ``recall`` name what is there; rewards change nothing where ``needs`` has ``rewards=False``;
+    ``branch`` is there only where ``needs`` has ``branches``, and names turns of any group of episodes, the same ones
+    of the same group; a view answers an image, the same to the same seed, in its size if it is scored, and leaves the
+    given one as it is. All of it holds for ``Credit.returns`` and ``value_loss`` too, also in steps in which the
+    critic alone learns, where ``needs`` has ``values``.
 
     Args:
         algorithm: A registered name, a class, or an algorithm, which is copied and left as it is.
@@ -100,6 +102,9 @@ def check_algorithm(
             subject.replay(f"{origin}; {case}", odd, dtype="float32")
     if subject.needs.refill is not None:
         subject.check_select()
+        subject.check_retry()
+    if subject.needs.experience:
+        subject.check_experience()
     if subject.needs.branches is not None:
         check_branch(subject.algorithm, subject.needs.branches)
 
@@ -131,9 +136,10 @@ class _Subject:
             raise broken(algorithm, "needs() answers Needs", repr(self.needs), "return mmrl.interfaces.Needs(...)")
         served_needs(algorithm)
         try_views(algorithm, self.needs.views, steps=7)
-        if type(algorithm).select not in (Algorithm.select, PolicyGradient.select) and self._never("refill"):
-            remedy = "let needs() return Needs(refill=Refill(...))"
-            raise broken(algorithm, "select is asked", "needs() has no refill, whatever the options", remedy)
+        for hook, plain in {"select": (Algorithm.select, PolicyGradient.select), "retry": (Algorithm.retry,)}.items():
+            if getattr(type(algorithm), hook) not in plain and self._never("refill"):
+                remedy = "let needs() return Needs(refill=Refill(...))"
+                raise broken(algorithm, f"{hook} is asked", "needs() has no refill, whatever the options", remedy)
         if type(algorithm).branch is not Algorithm.branch and self._never("branches"):
             remedy = "let needs() return Needs(branches=Branches(...))"
             raise broken(algorithm, "branch is asked", "needs() has no branches, whatever the options", remedy)
@@ -296,6 +302,25 @@ class _Subject:
                 raise broken(self.algorithm, rule, repr(kept), "return a list of True and False, in order")
         for group in groups:
             self._check_selects_by_valid(group)
+
+    def check_retry(self) -> None:
+        """``retry`` answers the row with other messages, or None, and the same again."""
+        for group in scored_groups(with_greedy=self.needs.greedy_rollout, components=self.rewards):
+            first, again = (retried(copy.deepcopy(self.algorithm), group) for _ in range(2))
+            if first != again:
+                rule = "retry answers the same of the same group"
+                raise broken(self.algorithm, rule, f"{first}, then {again}", "let it depend on the group alone")
+
+    def check_experience(self) -> None:
+        """``remember`` and ``recall`` name what is there, and change nothing."""
+        groups = scored_groups(with_greedy=self.needs.greedy_rollout, components=self.rewards)
+        memory = Memory(copy.deepcopy(self.algorithm), {})
+        for group in (*groups, *groups):
+            before = copy.deepcopy(group)
+            memory.exchanged([group])
+            if not (np.array_equal(before.rewards, group.rewards) and np.array_equal(before.valid, group.valid)):
+                remedy = "make new arrays instead"
+                raise broken(self.algorithm, "remember and recall leave groups as they are", "rewards changed", remedy)
 
     def _check_selects_by_valid(self, group: ScoredGroup) -> None:
         """The answer about a group is the same without its invalid rollouts, and whatever these are worth."""

@@ -84,6 +84,11 @@ def random_batch(
     if needs.turns:
         batch["components"] = {**named, ENVIRONMENT: np.array([sum(each) for each in batch["turn_rewards"]])}
         batch["weights"] = {**batch["weights"], ENVIRONMENT: 1.0}
+    last_B = np.array([row == np.flatnonzero(ids_B == ids_B[row])[-1] for row in range(rows)])
+    if needs.demonstration:
+        batch |= {"given": last_B, "rollout_log_probs": np.where(last_B[:, None], 0.0, batch["rollout_log_probs"])}
+    if needs.experience:
+        batch["recalled"] = ~last_B & (rng.random(rows) < 0.3)
     if needs.token_rewards:
         batch["token_rewards"] = rng.normal(size=old_BT.shape) * (rng.random(old_BT.shape) < 0.4) * mask_BT
     if network == REWARD:

@@ -16,6 +16,7 @@ from mmrl.interfaces import Alarm, Finding, Monitor, RunFacts, StepRecord, StepV
 from mmrl.interfaces.monitors import PREFIX
 from mmrl.ops.alarms import History, Watch, found_by, measured_by
 from mmrl.plugin_host import registry
+from mmrl.rollout.batch import sampled_and_given
 from mmrl.testing.rollouts import scored_groups
 from mmrl.testing.rules import broken, failed
 from mmrl.types import GIVEN, CreditedGroup
@@ -75,7 +76,7 @@ def alarms_of(
 
 
 def _record(step: int, run: RunFacts, groups: Sequence[CreditedGroup]) -> StepRecord:
-    sampled, given = ([each for each in groups if each.scored.is_given == is_given] for is_given in (False, True))
+    sampled, given = sampled_and_given(groups)
     return StepRecord(step, run, lambda: sampled, read_given=lambda: given)
 
 

@@ -96,18 +96,19 @@ def replay(
             Several rewards: ``components``, from names to (B,), NaN for None; ``weights`` (from names to numbers, 1
             without it); ``penalties`` (names); ``greedy_components`` (from names to (B,)). ``rewards`` may then be
             left out, and is the weighted sum; without ``components`` it is the one called ``reward``. Episodes:
-            ``turns`` (B, T), and for each row a sequence of its turns' ``turn_rewards`` and ``turn_states``;
-            their trees: ``parents`` and ``shared_tokens`` (B,), as in ``BranchedRows``.
-            ``token_rewards`` (B, T), what rewards say of parts of texts. Views: ``views``, from names to ``log_probs``
-            and ``entropy`` (B, T), of the rows that ``has_images`` (B,), all without it; ``sampled_from``, the name of
-            each row's view, empty for its prompt's own images. Comparisons: ``rewards`` are the dataset's scores, and
-            rows of a pair have one of ``group_ids``. An algorithm whose network is a reward model takes ``scores``
-            (B,), the network's, in place of log-probs, and may do without ``response_mask``: each completion has then
-            one token. A critic: ``values`` before the step and ``vpreds``, its current ones, (B, T); with
-            ``Needs.last_state`` ``final_values`` (B,); ``pretrains``, True where the critic alone learns.
-            ``mismatched_log_probs`` and ``mismatched_ref_log_probs``, of each row's prompt with another row's
-            completion: (B,) sums over its tokens, or (B, T') of them, where NaN is padding; NaN alone is a row without
-            one. Other keys mean nothing, unless they are nearly one of these.
+            ``turns`` (B, T), and for each row a sequence of its turns' ``turn_rewards`` and ``turn_states``; their
+            trees: ``parents`` and ``shared_tokens`` (B,), as in ``BranchedRows``. ``token_rewards`` (B, T), what
+            rewards say of parts of texts. ``given`` and ``recalled`` (B,), True for demonstrations and for rollouts of
+            earlier steps. Views: ``views``, from names to ``log_probs`` and ``entropy`` (B, T), of the rows that
+            ``has_images`` (B,), all without it; ``sampled_from``, the name of each row's view, empty for its prompt's
+            own images. Comparisons: ``rewards`` are the dataset's scores, and rows of a pair have one of
+            ``group_ids``. An algorithm whose network is a reward model takes ``scores`` (B,), the network's, in place
+            of log-probs, and may do without ``response_mask``: each completion has then one token. A critic:
+            ``values`` before the step and ``vpreds``, its current ones, (B, T); with ``Needs.last_state``
+            ``final_values`` (B,); ``pretrains``, True where the critic alone learns. ``mismatched_log_probs`` and
+            ``mismatched_ref_log_probs``, of each row's prompt with another row's completion: (B,) sums over its
+            tokens, or (B, T') of them, where NaN is padding; NaN alone is a row without one. Other keys mean nothing,
+            unless they are nearly one of these.
         options: The algorithm's options, if it is given by name or class.
         ranks: Simulated ranks.
         microbatches: Micro-batches of each rank.
@@ -339,6 +340,8 @@ class RecordedBatch:
             turn_rewards=arrays.get("turn_rewards"),
             turn_states=arrays.get("turn_states"),
             sampled_from=arrays["sampled_from"] if any(arrays["sampled_from"]) else None,
+            given=arrays.get("given"),
+            recalled=arrays.get("recalled"),
             token_rewards=list(arrays["token_rewards"]) if "token_rewards" in arrays else None,
             branches=read_trees(arrays),
             **arrays["mismatched"],

@@ -30,6 +30,8 @@ _ROWS |= {
     "reward_valid": "bool",
     "truncated": "bool",
     "has_images": "bool",
+    "given": "bool",
+    "recalled": "bool",
 }
 _TOKENS = {"response_mask": "bool", "turns": "int64", **dict.fromkeys((*PER_TOKEN, "token_rewards"), "float64")}
 _OF_CRITIC = tuple(column.replayed for column in CRITIC_COLUMNS if column.replayed)
@@ -155,6 +157,8 @@ def _check_keys(batch: Arrays, needs: Needs, network: str) -> None:
     needed += ["parents", "shared_tokens"] if needs.branches is not None or "parents" in batch else []
     needed += ["vpreds"] if needs.values else []
     needed += ["token_rewards"] if needs.token_rewards else []
+    needed += ["given"] if needs.demonstration else []
+    needed += ["recalled"] if needs.experience else []
     needed += ["final_values"] if needs.values and needs.last_state else []
     needed += [column.mismatched_replayed for column in needs.mismatched_columns]
     if needs.greedy_rollout and "greedy_components" not in batch:

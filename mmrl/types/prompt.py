@@ -151,8 +151,10 @@ class EncodedPrompt:
 
     @property
     def key(self) -> GroupKey:
-        """The key of the group that is sampled from it; no other group of a run has the same."""
-        return self.epoch, self.prompt.id
+        """The key of the group that is sampled from it; no other group of a run has the same. A group in place of a
+        rejected one of the same prompt has a number behind the id."""
+        again = self.prompt.retries
+        return self.epoch, f"{self.prompt.id} (retry {again})" if again else self.prompt.id
 
     if not TYPE_CHECKING:
 

@@ -284,6 +284,11 @@ class Rollout(Sample):
         return self.weight_version == GIVEN
 
     @property
+    def is_own(self) -> bool:
+        """True if the step has sampled it; False for what the dataset gives, and for one of an earlier step."""
+        return not (self.is_given or self.recalled)
+
+    @property
     def truncated(self) -> bool:
         """True if a limit ended it."""
         return self.finish_reason in TRUNCATED
@@ -360,8 +365,8 @@ class ScoredGroup:
 
     @property
     def is_given(self) -> bool:
-        """True if nobody sampled its rollouts."""
-        return any(rollout.is_given for rollout in self.rollouts)
+        """True if nobody sampled its rollouts; a demonstration may be beside sampled ones."""
+        return all(rollout.is_given for rollout in self.rollouts)
 
     def component(self, name: str) -> FloatArray:
         """(G,) values of a component; NaN where no reward has answered one of that name."""
@@ -377,9 +382,11 @@ class Experience:
         reward: The weighted sum of its components.
         components: Raw value of each reward by name; NaN for None.
         answers: The answer that each reward which reads answers has read.
+        token_rewards: (T,) as ``ScoredGroup.token_rewards``; None unless the algorithm asks for them.
     """
 
     rollout: Rollout
     reward: float
     components: Mapping[str, float]
     answers: Mapping[str, str | None] = field(default_factory=dict)
+    token_rewards: FloatArray | None = None

@@ -28,17 +28,20 @@ def group_document(run: ViewedRun, kind: str, step: int, group: int) -> Document
     records = run.pages(kind, step).records(places[group])
     first, vocabulary = records[0], run.vocabulary
     trained = bool(first.get("trained", first["kept"]))
-    rewards = [each["reward"] for each in records if each["valid"] and not each["greedy"]]
+    is_given = all(each["weight_version"] == GIVEN for each in records)
+    sampled = [each for each in records if not each["greedy"] and each["weight_version"] != GIVEN]
+    rewards = [each["reward"] for each in sampled if each["valid"]]
     return {
         **{name: first[name] for name in _OF_GROUP},
         "columns_as_text": first.get("columns_as_text") or {},
         "demonstration": first.get("demonstration"),
         "epoch": first.get("epoch", 0),
         "trained": trained,
-        "why": why(kind, bool(first["kept"]), trained, rewards, first["weight_version"] == GIVEN),
+        "why": why(kind, bool(first["kept"]), trained, rewards, is_given),
         "prompt_tokens": len(first["prompt_token_ids"]),
-        "members": [_member(each, vocabulary) for each in records],
+        "members": [_member(each, vocabulary, is_given) for each in records],
         **pair_document(records),
+        **({"retries": first["retries"]} if first.get("retries") else {}),
         **({"candidates": first["candidates"]} if first.get("candidates") else {}),
         **({"views": _views(first["views"])} if first.get("views") else {}),
     }
@@ -48,11 +51,16 @@ def _views(records: Sequence[Mapping[str, Any]]) -> list[Document]:
     return [{"name": each["name"], "images": each["images"]} for each in records]
 
 
-def _member(record: Mapping[str, Any], vocabulary: Vocabulary) -> Document:
+def _member(record: Mapping[str, Any], vocabulary: Vocabulary, of_dataset: bool) -> Document:
+    """A member of a group.
+
+    Args:
+        of_dataset: True if the dataset gives the whole group.
+    """
     episode = record.get("episode")
     return {
         **{name: record[name] for name in _OF_MEMBER},
-        "reward": None if record["weight_version"] == GIVEN else record["reward"],
+        "reward": None if of_dataset else record["reward"],
         **likelihood_document(record),
         "text": record["completion"],
         "answers": record.get("answers") or {},
@@ -62,6 +70,8 @@ def _member(record: Mapping[str, Any], vocabulary: Vocabulary) -> Document:
         "tokens": _tokens(record, vocabulary),
         **({} if episode is None else {"episode": episode}),
         **({"view": record["view"]} if record.get("view") else {}),
+        **({"recalled": True} if record.get("recalled") else {}),
+        **({"shown": True} if record["weight_version"] == GIVEN and not of_dataset else {}),
         **({"branch": record["branch"]} if record.get("branch") else {}),
     }
 

@@ -226,13 +226,13 @@ def why(kind: str, kept: bool, trained: bool, rewards: Sequence[float], is_given
 
 
 def valid_rewards(rollouts: Mapping[str, Sequence[Any]]) -> list[float]:
-    """The rewards that count in a group."""
-    columns = (rollouts[name] for name in ("reward", "valid", "greedy"))
-    return [reward for reward, valid, greedy in zip(*columns, strict=True) if valid and not greedy]
+    """The rewards that count in a group, of what was sampled."""
+    columns = (rollouts[name] for name in ("reward", "valid", "greedy", "weight_version"))
+    return [reward for reward, valid, greedy, by in zip(*columns, strict=True) if valid and not greedy and by != GIVEN]
 
 
 def _group_entry(kind: str, found: IndexedGroup) -> Document:
-    own, is_given = found.of_group, GIVEN in found.of_rollouts["weight_version"]
+    own, is_given = found.of_group, set(found.of_rollouts["weight_version"]) == {GIVEN}
     rewards = [] if is_given else valid_rewards(found.of_rollouts)
     trained = bool(own.get("trained", own["kept"]))
     return {

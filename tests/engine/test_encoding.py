@@ -57,6 +57,19 @@ def test_the_length_is_known_without_the_pixels(family, bench, picture):
     assert encoder.num_tokens(row) == len(encoder.encode(row).token_ids)
 
 
+def test_a_row_with_other_messages_has_the_tokens_of_one_that_was_read_so_and_the_images_of_the_first(bench, picture):
+    encoder = bench("qwen2_5_vl").encoder
+    row = Prompt("row", (Message("user", "a <image> b <image>"),), (picture(60, 90), picture(300, 200)))
+    hinted = replace(row, messages=(Message("user", "a <image> b <image>: it is 7"), Message("assistant", "So")))
+    prompt = replace(encoder.encode(row), epoch=3)
+    found = encoder.reworded(prompt, replace(hinted, images=(), retries=1))
+    expected = encoder.encode(hinted)
+    assert found.token_ids.tolist() == expected.token_ids.tolist() and found.text == expected.text
+    assert (found.images, found.epoch, found.prompt.retries) == (prompt.images, 3, 1)
+    with pytest.raises(DataError, match="1 image token and 2 images"):
+        encoder.reworded(prompt, replace(hinted, images=(), messages=(Message("user", "<image>"),)))
+
+
 def test_measuring_looks_at_no_pixel_and_encoding_at_every_one(vision, picture):
     whole = picture(300, 200)
     broken = replace(whole, data=whole.data[:60] + bytes(60))  # a header, and nothing that could be decoded

@@ -41,6 +41,7 @@ from mmrl.runs.reader import Run
 from mmrl.system.redaction import Redactor
 from mmrl.token_columns import COLUMNS, Known, TokenColumn
 from mmrl.types import (
+    GIVEN,
     Candidate,
     CreditedGroup,
     EncodedPrompt,
@@ -245,6 +246,36 @@ def test_views_and_what_the_policy_makes_of_them_come_back_to_the_last_bit(tmp_p
     (record, *_) = read_lines(recorded_steps(tmp_path)[1])
     assert json.loads(json.dumps(record))["views"][1]["prompt_token_ids"] == [1, 150_000]
     assert len(record["update_logprobs_of_views"]["masked"]) == 3
+
+
+def groups_of_hooks() -> list[CreditedGroup]:
+    """The groups, of which the first was sampled once more, with values of parts of texts, a rollout of an earlier step
+    and a demonstration; the second one has none of that."""
+    trained, rejected = groups()
+    whole = trained.scored
+    prompt = replace(whole.group.prompt, prompt=replace(whole.group.prompt.prompt, retries=2))
+    first, second, third = (replace(rollout, prompt=prompt) for rollout in whole.rollouts)
+    members = (first, replace(second, weight_version=3, recalled=True), replace(third, weight_version=GIVEN))
+    values = [np.linspace(0, 1 / 3, len(rollout.token_ids)) for rollout in members]
+    greedy = whole.greedy
+    assert greedy is not None
+    alone = RolloutGroup(prompt, tuple(replace(each, prompt=prompt) for each in greedy.rollouts))
+    greedy = replace(greedy, group=alone, token_rewards=[np.full(len(alone.rollouts[0].token_ids), -0.1)])
+    scored = replace(whole, group=RolloutGroup(prompt, members), token_rewards=values, greedy=greedy)
+    return [replace(trained, scored=scored), rejected]
+
+
+def test_what_hooks_make_of_a_group_comes_back_to_the_last_bit(tmp_path: Path) -> None:
+    made = groups_of_hooks()
+    step = read_step(write(tmp_path, made))
+    same([group.credited for group in step.groups], expected(made))
+    assert step.groups[0].credited.key == (2, "train/9 (retry 2)")
+    scored = [group.scored for group in made]
+    same(read_groups(json.loads(json.dumps(group_records(scored))), tmp_path), [e.scored for e in expected(made)])
+    plain = {
+        field.name for field in pq.read_schema(write(tmp_path, groups(), step=2)).field("rollouts").type.value_type
+    }
+    assert not plain & {"token_rewards", "recalled"}
 
 
 def test_the_viewer_has_the_images_of_views_and_the_view_of_each_member(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -14,7 +16,7 @@ from mmrl.rollout.batch import batch_of
 from mmrl.runs.setup import RunSetup
 from mmrl.testing import check_algorithm, make_rollouts, replay
 from mmrl.testing.rollouts import scored_groups
-from mmrl.types import Candidate, Credit, Prompt, TokenLoss
+from mmrl.types import Candidate, Credit, Message, Prompt, TokenLoss
 
 
 class Good(Algorithm):
@@ -416,7 +418,88 @@ class Dense(Good):
         return Credit([valid * values for valid, values in zip(batch.valid, to_go, strict=True)])
 
 
-@pytest.mark.parametrize("algorithm", [Good, Selects, Dense])
+class Shown(Good):
+    """Learns demonstrations, which are no part of the baseline."""
+
+    def needs(self):
+        return Needs(demonstration=True)
+
+    def credit(self, batch):
+        own = batch.valid & ~batch.given
+        return Credit(np.where(batch.valid, batch.rewards - (batch.rewards[own].mean() if own.any() else 0.0), 0.0))
+
+    def loss(self, tokens):
+        given_T = tokens.given_N[tokens.sequence_T]
+        loss_T = -tokens.advantages_T * (tokens.logprobs_T - tokens.sampler_logprobs_T).clamp(max=20.0).exp()
+        return TokenLoss(loss_T.where(~given_T, -tokens.logprobs_T * tokens.advantages_T))
+
+
+class Keeps(Good):
+    def needs(self):
+        return Needs(experience=2, refill=Refill())
+
+    def select(self, groups):
+        return [bool(group.valid.any()) for group in groups]
+
+    def remember(self, group):
+        return np.flatnonzero(group.valid)[:1].tolist()
+
+    def recall(self, group, kept):
+        return {0: len(kept) - 1}
+
+    def retry(self, group):
+        row = group.group.prompt.prompt
+        return replace(row, messages=(*row.messages, Message("user", "again")))
+
+    def credit(self, batch):
+        return Credit(super().credit(batch).advantages * (1 - 0.5 * batch.recalled))
+
+
+class KeepsInvalid(Keeps):
+    def remember(self, group):
+        return [len(group.rollouts) - 1]
+
+
+class RecallsWhatIsNotThere(Keeps):
+    def recall(self, group, kept):
+        return {0: len(kept)}
+
+
+class RetriesAnotherRow(Keeps):
+    def retry(self, group):
+        return replace(group.group.prompt.prompt, id="other")
+
+
+class RetriesAtRandom(Keeps):
+    def retry(self, group):
+        row = group.group.prompt.prompt
+        return replace(row, messages=(Message("user", str(np.random.default_rng().random())),))
+
+
+class RetriesUnasked(Good):
+    def retry(self, group):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "match"),
+    [
+        (KeepsInvalid, "remember named 3, and the valid members are 1"),
+        (RecallsWhatIsNotThere, "recall named 1, and the kept rollouts are 0"),
+        (RetriesAnotherRow, "retry answered row 'other' for row"),
+        (RetriesAtRandom, "retry answers the same of the same group"),
+        (RetriesUnasked, "breaks a rule: retry is asked"),
+        (type("Forgets", (Keeps,), {"remember": Algorithm.remember}), "asks for experience and has no remember"),
+        (type("Hoards", (Keeps,), {"recall": Algorithm.recall}), "asks for experience and has no recall"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_members_that_are_not_there_and_rows_that_are_others_are_refused(algorithm, match) -> None:
+    with pytest.raises(PluginError, match=match):
+        check_algorithm(algorithm)
+
+
+@pytest.mark.parametrize("algorithm", [Good, Selects, Dense, Shown, Keeps])
 def test_an_algorithm_that_keeps_the_rules_passes(algorithm) -> None:
     check_algorithm(algorithm)
     check_algorithm(algorithm, options={"scale": 2.0})
@@ -657,6 +740,7 @@ def test_what_later_versions_fill_is_optional_and_empty() -> None:
     assert Candidate("7").score is None and Credit(np.zeros(1)).returns is None
     batch = batch_of(scored_groups(with_greedy=False), {"reward": 1.0})
     assert batch.values is batch.final_values is batch.turns is batch.turn_rewards is None
+    assert batch.given is batch.recalled is batch.token_rewards is None
 
 
 class CountsItsTokens(GroupRelative):

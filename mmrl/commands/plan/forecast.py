@@ -15,7 +15,7 @@ from mmrl.commands.plan.episodes import limit_lines, limits, longest_episode, ob
 from mmrl.commands.plan.evaluations import evaluation_time
 from mmrl.commands.plan.networks import model_of, second_network
 from mmrl.commands.plan.proposal import propose
-from mmrl.commands.plan.workload import Example, Grid, Workload, given_example, workload
+from mmrl.commands.plan.workload import Example, Grid, Workload, given_example, group_size_of, workload
 from mmrl.config.sections import Config
 from mmrl.data.images import normalised_size
 from mmrl.data.prompts import PromptSource
@@ -77,7 +77,7 @@ class _Forecast:
         self.kind: device.DeviceKind = "cuda" if assumptions.memory_bytes is not None else device.detect()
         self.samples = self.setup.step_source.samples
         self.texts = self.setup.step_source.texts.replace("comparisons", "candidates")
-        self.group_size = config.sampler.group_size if self.samples else self.setup.algorithm.needs().min_group_size
+        self.group_size = group_size_of(config, setup.algorithm.needs(), samples=self.samples)
         self.report.warnings += [*config_warnings(self.setup), *model_warnings(self.setup)]
         if (error := self.setup.refusal_on(self.kind)) is not None:
             kind = "GPU" if self.kind == "cuda" else "CPU"

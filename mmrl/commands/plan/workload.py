@@ -81,6 +81,15 @@ class Workload:
         return reduce(add, (row for rank in self.rows for row in rank), NOTHING)
 
 
+def group_size_of(config: Config, needs: Needs, *, samples: bool) -> int:
+    """Members of a group; a demonstration beside completions is counted as one of them.
+
+    Args:
+        samples: True if the run samples its groups.
+    """
+    return config.sampler.group_size + needs.demonstration if samples else needs.min_group_size
+
+
 def workload(
     config: Config, shape: ModelShape, examples: Sequence[Example], needs: Needs, *, group_size: int, share: bool
 ) -> Workload:

@@ -204,7 +204,7 @@ def logprob_part(record: RecordedStep, recorded: Mapping[str, float | None]) -> 
     found, compared = [], 0
     for group in groups:
         for rollout, learner in zip(group.scored.group.rollouts, group.logprobs, strict=True):
-            if not len(learner) or rollout.view:  # the sampler's are given a view
+            if not len(learner) or rollout.view or not rollout.is_own:  # the sampler's are of other prompts or weights
                 continue
             compared += 1
             own = rollout.mask if version is None else rollout.mask & (rollout.version_of_token == version)

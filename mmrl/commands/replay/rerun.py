@@ -23,7 +23,7 @@ from mmrl.interfaces import Algorithm, Needs
 from mmrl.ops.metrics import episode_metrics
 from mmrl.ops.objective import PartialLoss, partial_loss, reduce_partials, score_loss, weighed_loss
 from mmrl.plugin_host import registry
-from mmrl.rollout.batch import SampledStep, batch_of, rollouts_of, weights_of
+from mmrl.rollout.batch import SampledStep, batch_of, own_rollouts_of, rollouts_of, weights_of
 from mmrl.rollout.collector import judge_of, select, step_metrics
 from mmrl.rollout.records import RecordedStep
 from mmrl.step.check import LogprobCheck
@@ -151,7 +151,7 @@ class RecordedLearner(Learner, Network):
     def _before(self, sample: Sample) -> FloatArray:
         group, index = self._recorded[sample.key]
         if len(group.logprobs[index]) < len(sample.token_ids):
-            if group.scored.is_given or sample.view:
+            if group.scored.rollouts[index].is_given or sample.view:
                 return np.full(len(sample.token_ids), np.nan, np.float32)
             self.stood_in.add(sample.key)
             return sample.sampler_logprobs
@@ -279,7 +279,7 @@ def rerun(
         values["loss/total"] += routers
     if found:
         rollouts = rollouts_of(found)
-        gathered = SampledStep(step, rollouts[0].weight_version, found, episode_metrics(rollouts, None))
+        gathered = SampledStep(step, rollouts[0].weight_version, found, episode_metrics(own_rollouts_of(found), None))
         batch = batch_of(found, weights_of(config), rules.penalties)
         values |= step_metrics(gathered, batch, judge_of(config, needs, batch), refills=needs.refill is not None)
     version = learners_version([group.scored for group in result.groups], beside or {})
@@ -324,6 +324,8 @@ def lacking(algorithm: Algorithm, config: Config, record: RecordedStep, trained:
         missing.append("greedy rollouts")
     if needs.branches and not all(any(each.branch for each in group.scored.rollouts) for group in groups):
         missing.append("episodes that go on from others")
+    if needs.demonstration and not all(group.scored.rollouts[-1].is_given for group in groups):
+        missing.append("demonstrations beside what was sampled")
     if needs.token_rewards and not all(group.scored.token_rewards for group in groups):
         missing.append("values of parts of texts")
     if not all(getattr(group, column.mismatched) for group in groups for column in needs.mismatched_columns):
@@ -354,7 +356,8 @@ def _remedy(record: RecordedStep, *, reselect: bool) -> str:
 
 def otherwise_cut(needs: Needs, record: RecordedStep, trained: Sequence[int]) -> list[str]:
     """A phrase for demonstrations of which the algorithm learns other turns than the run did, if there are any."""
-    for rollout in (each for place in trained for each in record.groups[place].rollouts if each.is_given):
+    given = [group.rollouts for group in (record.groups[place] for place in trained) if group.credited.scored.is_given]
+    for rollout in (each for rollouts in given for each in rollouts):
         before = len(earlier_turns(rollout.messages)) if needs.all_turns else 0
         if len(policy_turns(rollout.segments)) != 1 + before:
             return [f"demonstrations with {'all turns' if needs.all_turns else 'the last turn alone'} to learn"]

@@ -84,6 +84,13 @@ class Encoder:
         row = prompt if self._keeps_images else replace(prompt, images=())
         return EncodedPrompt(prompt=row, text=text, token_ids=token_ids, images=refs)
 
+    def reworded(self, prompt: EncodedPrompt, row: Prompt) -> EncodedPrompt:
+        text = self._render(row, bool(prompt.images))
+        sizes = [(ref.width, ref.height) for ref in prompt.images]
+        return replace(
+            prompt, prompt=row, text=text, token_ids=self._expand(self._tokenize(text, row.id), sizes, row.id)
+        )
+
     def measure(self, prompt: Prompt) -> EncodedPrompt:
         """The row with the sizes of its images, without tokens and pixels.
 

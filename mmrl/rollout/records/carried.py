@@ -15,14 +15,16 @@ from typing import Any
 
 import numpy as np
 
+from mmrl.rollout.experience import Kept, alone, kept_of
 from mmrl.rollout.records.lines import group_records
 from mmrl.rollout.records.reading import read_groups
 from mmrl.rollout.unfinished import CarriedGroup, UnfinishedGroup
 from mmrl.token_columns import COLUMNS
 from mmrl.types import ScoredGroup
 
-FINISHED, UNFINISHED = "carried_groups", "unfinished_groups"
-"""The keys of a state; the second one is that of rollouts that are sampled in parts."""
+FINISHED, UNFINISHED, EXPERIENCE = "carried_groups", "unfinished_groups", "experience"
+"""The keys of a state; the second one is that of rollouts that are sampled in parts, and the third one that of rollouts
+that are kept of prompts."""
 _PACKED = {"prompt_token_ids": "<i4", "token_ids": "<i4", "mask": "|b1", "token_rewards": "<f8"}
 _PACKED |= {column.record: np.dtype(column.dtype).str for column in COLUMNS if column.known == "sampled"}
 """Fields with a number for each token, and the numbers' types."""
@@ -58,6 +60,21 @@ def read_carried(state: Mapping[str, Any], media: Path) -> list[CarriedGroup]:
     for place, members in groupby(map(_unpacked, state.get(UNFINISHED, ())), lambda record: record["group"]):
         found[place] = _read_unfinished(list(members), media)
     return [found[place] for place in sorted(found)]
+
+
+def experience_records(kept: Kept) -> dict[str, list[dict[str, Any]]]:
+    """Records of rollouts that a run keeps of its prompts; nothing without any."""
+    groups = [alone(each) for of_prompt in kept.values() for each in of_prompt]
+    return {EXPERIENCE: group_records(groups, _packed)} if groups else {}
+
+
+def read_experience(state: Mapping[str, Any], media: Path) -> Kept:
+    """The rollouts of such records.
+
+    Args:
+        media: The folder of their images.
+    """
+    return kept_of(read_groups(map(_unpacked, state.get(EXPERIENCE, ())), media))
 
 
 def recorded_images(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -28,6 +28,7 @@ from mmrl.rollout.records.schema import (
     EPISODE,
     FIELDS,
     OF_BRANCHES,
+    OF_EXPERIENCE,
     OF_MISMATCHED,
     OF_PROMPT,
     OF_ROLLOUT,
@@ -148,7 +149,7 @@ def table_records(table: pa.Table) -> Iterator[dict[str, Any]]:
     fields |= {column.record: _token_column(members, column) for column in COLUMNS}
     known = {field.name for field in members.type}
     fields |= {name: _split(members.field(name)) for name in (*OF_MISMATCHED, *OF_SPANS) if name in known}
-    optional = (*EPISODE, *OF_BRANCHES, *OF_VIEWS, *OF_MISMATCHED, "final_value", *OF_SCORES, *OF_SPANS)
+    optional = (*EPISODE, *OF_BRANCHES, *OF_VIEWS, *OF_MISMATCHED, "final_value", *OF_SCORES, *OF_SPANS, *OF_EXPERIENCE)
     others = [name for name in ("index", *OF_ROLLOUT) if name not in fields and (name in known or name not in optional)]
     fields |= {name: _field(name, members.field(name)) for name in others}
     for row, ids, (first, end) in zip(groups, prompts, pairwise(rollouts.offsets.to_pylist()), strict=True):
@@ -157,6 +158,8 @@ def table_records(table: pa.Table) -> Iterator[dict[str, Any]]:
             of_prompt["candidates"] = row["candidates"]
         if row.get("views"):
             of_prompt["views"] = row["views"]
+        if row.get("retries"):
+            of_prompt["retries"] = row["retries"]
         for i in range(first, end):
             found = {name: fields[name][i] for name in OF_ROLLOUT if name in fields}
             yield {

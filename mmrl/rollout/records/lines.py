@@ -102,6 +102,8 @@ def _record(scored: ScoredGroup, member: int, numbers: Callable[[str, Any], Any]
         **episode_fields(rollout),
         **({"views": view_records(prompt)} if prompt.views else {}),
         **({"view": rollout.view} if rollout.view else {}),
+        **({"recalled": True} if rollout.recalled else {}),
+        **({"retries": row.retries} if row.retries else {}),
         **(
             {"token_rewards": numbers("token_rewards", of_tokens[member])}
             if (of_tokens := scored.token_rewards)

@@ -372,6 +372,7 @@ def parsed(record: Mapping[str, Any], media: Path, where: str) -> RecordedRollou
         demonstration=record["demonstration"],
         source=record["source"],
         choices=tuple(record["choices"]),
+        retries=record.get("retries") or 0,
         candidates=tuple(Candidate(each["text"], each["score"]) for each in record.get("candidates", ())),
     )
     prompt = EncodedPrompt(
@@ -392,6 +393,7 @@ def parsed(record: Mapping[str, Any], media: Path, where: str) -> RecordedRollou
         weight_version=record["weight_version"],
         greedy=record["greedy"],
         view=record.get("view") or "",
+        recalled=bool(record.get("recalled")),
         **episode_of(record, media),
     )
     return RecordedRollout(rollout, record["rewards"], record["valid"], record["greedy"], where)

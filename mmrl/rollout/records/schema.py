@@ -108,6 +108,8 @@ OF_MISMATCHED = {column.mismatched_record: pa.list_(pa.from_numpy_dtype(column.d
 """Fields with a number for each token of another row's completion, given this row's prompt."""
 OF_SPANS = {"token_rewards": _EXACT}
 """The field with the values of parts of the text, at each part's last token."""
+OF_EXPERIENCE = {"recalled": pa.bool_()}
+"""The field of rollouts of earlier steps that have taken members' places, null for others."""
 OF_CRITIC = _fields_of(*CRITIC_COLUMNS)
 OF_BRANCHES = {"branch": pa.struct({"member": pa.int32(), "turn": pa.int32()})}
 """The field of episodes that go on from others of their group, null for others."""
@@ -122,6 +124,8 @@ def group_schema(
     continues: bool = False,
     branches: bool = False,
     spans: bool = False,
+    recalled: bool = False,
+    retried: bool = False,
 ) -> pa.Schema:
     """The schema of a step's file; ``prompt_token_ids`` of a view are null where they are the prompt's.
 
@@ -133,6 +137,8 @@ def group_schema(
         continues: True for rollouts of which a turn was sampled in parts.
         branches: True for episodes that go on from others.
         spans: True for rollouts whose algorithm asks for values of parts of the text.
+        recalled: True for rollouts of earlier steps.
+        retried: True for groups in place of rejected ones of the same prompt: ``retries`` counts these.
     """
     more = {
         **(OF_VIEWS if views else {}),
@@ -141,6 +147,7 @@ def group_schema(
         **(OF_CRITIC if critic else {}),
         **(OF_BRANCHES if branches else {}),
         **(OF_SPANS if spans else {}),
+        **(OF_EXPERIENCE if recalled else {}),
     }
     fields = {field.name: field.type for field in ROLLOUT} | more
     if continues:
@@ -149,6 +156,7 @@ def group_schema(
     view = pa.struct({"name": pa.string(), "images": _IMAGES, "prompt_token_ids": _IDS})
     of_group = [field for field in GROUP if field.name != "rollouts"]
     of_group += [pa.field("views", pa.list_(view))] if views else []
+    of_group += [pa.field("retries", pa.int32())] if retried else []
     return pa.schema([*of_group, pa.field("rollouts", pa.list_(rollout))])
 
 
@@ -163,7 +171,8 @@ FIELDS = frozenset(
         *OF_CRITIC,
         *OF_BRANCHES,
         *OF_SPANS,
-        *("algorithm_state", "failed", "values"),
+        *OF_EXPERIENCE,
+        *("retries", "algorithm_state", "failed", "values"),
     )
 )
 """All fields of records, also of those in JSON; ``values`` is in older files, and null."""
@@ -204,9 +213,11 @@ OF_ROLLOUT = (
     "final_value",
     *OF_SCORES,
     *OF_SPANS,
+    *OF_EXPERIENCE,
 )
 """Fields of a record in its order, those of the prompt and those of the rollout."""
 OF_SOME = ("segments", *EPISODE, *OF_BRANCHES, *OF_VIEWS, *OF_MISMATCHED, "final_value", *OF_SCORES, *OF_SPANS)
+OF_SOME += tuple(OF_EXPERIENCE)
 OF_SOME += tuple(column.record for column in CRITIC_COLUMNS)
 """Fields that a record lacks where they are null."""
 BY_BYTE = [

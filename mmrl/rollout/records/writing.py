@@ -41,6 +41,8 @@ def write_groups(file: BinaryIO, groups: Iterable[CreditedGroup], state: Mapping
         continues=any(segment.continues for group in groups for segment in _segments(group)),
         branches=any(rollout.branch is not None for group in groups for rollout in group.scored.rollouts),
         spans=any(group.scored.token_rewards for group in groups),
+        recalled=any(rollout.recalled for group in groups for rollout in group.scored.rollouts),
+        retried=any(group.scored.group.prompt.prompt.retries for group in groups),
     )
     metadata = {"schema": str(SCHEMA), "algorithm_state": text.json(state)}
     with pq.ParquetWriter(
@@ -138,6 +140,7 @@ def _batch(part: Sequence[tuple[int, CreditedGroup]], text: _Text, schema: pa.Sc
         "demonstration": [text(prompt.prompt.demonstration) for prompt in prompts],
         "candidates": [_candidates(prompt.prompt, text) for prompt in prompts],
         "views": [text.within(view_records(prompt)) for prompt in prompts],
+        "retries": [prompt.prompt.retries or None for prompt in prompts],
         "rollouts": pa.ListArray.from_arrays(
             _offsets(len(each) for each in members),
             _rollouts(
@@ -250,6 +253,7 @@ def _rollouts(members: Sequence[_Member], text: _Text, kind: pa.StructType) -> p
             for each in fields
         ],
         "failure": [text(each.get("failure")) for each in fields],
+        "recalled": [rollout.recalled or None for rollout in rollouts],
         "branch": [each.get("branch") for each in fields],
         "final_value": [member.final_value for member in members],
         "update_final_values": [[each.final_value for each in member.updates] for member in members],

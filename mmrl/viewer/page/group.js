@@ -138,6 +138,7 @@ function groupHead(view) {
     facts([
       ["prompt", link(promptAddress(view.run, details.prompt_id), { class: "id" }, inLine(details.prompt_id))],
       ["epoch", number(details.epoch)],
+      ["retries", details.retries ? `${number(details.retries)}: in place of a rejected group of this prompt` : null],
       ["source", details.source ? inLine(details.source) : null],
       [
         "reference answer",
@@ -345,6 +346,7 @@ function memberCard(view, member, isChosen) {
       isGiven(member) ? "" : endTag(member.finish_reason, member.finish_reason === "length", member.valid),
       member.view ? el("span", { class: "tag" }, `from view ${plain(member.view)}`) : "",
       member.branch ? el("span", { class: "tag" }, branchOf(member)) : "",
+      member.recalled ? el("span", { class: "tag" }, "recalled from an earlier step") : "",
     ],
     () => chooseMember(view, keyOf(member)),
     { class: "member-head", "aria-pressed": String(isChosen), "data-key": keyOf(member) },

@@ -12,7 +12,7 @@ export function keyOf(member) {
 }
 
 export function memberName(member) {
-  return nameOfMember(member.index, member.greedy, member.score);
+  return member.shown ? "demonstration" : nameOfMember(member.index, member.greedy, member.score);
 }
 
 /** The name of a completion; one that the dataset gives with a score is a candidate. */
@@ -30,10 +30,10 @@ export function isGiven(member) {
   return member.weight_version < 0;
 }
 
-/** The score of a candidate or the reward of a rollout, in words; empty for a demonstration. */
+/** The score of a candidate or the reward of a rollout, in words; empty for a demonstration that nothing has scored. */
 export function worthOf(member) {
   if (typeof member.score === "number") return `score ${number(member.score)}`;
-  return isGiven(member) ? "" : `reward ${number(member.reward)}`;
+  return typeof member.reward !== "number" && isGiven(member) ? "" : `reward ${number(member.reward)}`;
 }
 
 /** The tokens that the policy wrote. */

@@ -246,6 +246,15 @@ def test_measured_pairs_have_no_seconds_of_a_sampler(
     assert not any(word in said for word in ("generate", "sync", "scoring"))
 
 
+SHOWN = """
+from dataclasses import replace
+
+from mmrl_algorithms.grpo import GRPO
+
+class Shown(GRPO):
+    def needs(self):
+        return replace(super().needs(), demonstration=True)
+"""
 WITH_CRITIC = """
 from dataclasses import replace
 
@@ -293,6 +302,16 @@ def test_a_plan_counts_a_critic_of_its_own(plan: Plan, critic: dict[str, Any], m
     assert learner["gradients"] == 4 * max(whole, size) and before["gradients"] == 4 * whole, "one at a time"
     assert learner["buckets"] == before["buckets"] and learner["activations"] == before["activations"]
     assert found["step"]["flops"] == 2 * plain["step"]["flops"] - 12 * 6 * 6 * embedding
+
+
+def test_a_plan_counts_a_demonstration_beside_completions_as_one_more(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "shown.py").write_text(SHOWN)
+    algorithm = {"name": f"{tmp_path / 'shown.py'}:Shown"}
+    data = {"train": {"name": "table", "path": str(tmp_path / "rows.jsonl"), "demonstration": "answer"}}
+    code, found, err = plan("--completion-tokens", "6", algorithm=algorithm, data=data)
+    assert code == 0, err
+    prompt, step = found["data"]["prompt_tokens"]["max"], found["step"]
+    assert step["completions"] == 3 * 5 and step["row_tokens_per_update"] == 3 * (prompt + 5 * 5)
 
 
 @pytest.mark.parametrize("stage", [1, 3])
