@@ -314,6 +314,7 @@ class _Subject:
     def check_experience(self) -> None:
         """``remember`` and ``recall`` name what is there, and change nothing."""
         groups = scored_groups(with_greedy=self.needs.greedy_rollout, components=self.rewards)
+        groups = tuple(group for group in groups if len(group.rollouts) >= self.needs.min_group_size)
         memory = Memory(copy.deepcopy(self.algorithm), {})
         for group in (*groups, *groups):
             before = copy.deepcopy(group)

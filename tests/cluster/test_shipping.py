@@ -73,7 +73,7 @@ def rows(*, old: bool, reference: bool) -> list[TrainingRow]:
         columns = {"advantages": values}
         columns |= {"old_logprobs": values * 2} if old else {}
         columns |= {"reference_logprobs": values - 1} if reference else {}
-        made.append(TrainingRow(sample, number / 3, mask, columns, constants))
+        made.append(TrainingRow(sample, number / 3, mask, columns, constants, given=number == 1))
     return made
 
 

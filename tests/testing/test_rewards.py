@@ -12,7 +12,7 @@ import pytest
 from mmrl.errors import PluginError
 from mmrl.interfaces import PluginConfig, Reward
 from mmrl.testing import check_reward, make_rollouts
-from mmrl.types import ImageRef
+from mmrl.types import ImageRef, Spans
 
 
 class Good(Reward):
@@ -72,6 +72,11 @@ def spoil_tokens(self, rollouts):
         (scoring(lambda self, rs: [r.columns["unit"] for r in rs]), "rollouts can be scored", "pass rollouts"),
         (scoring(lambda self, rs: [max(map(len, (r.text for r in rs)))] * len(rs)), "(0, none)", "ValueError"),
         (scoring(Good.score, penalty="yes"), "penalty is True or False", "make it a bool"),
+        (
+            scoring(lambda self, rs: [Spans(1.0, ((0, 9, 0.5),)) for _ in rs]),
+            "spans within the text, 0 <= start < end <= 1 character",
+            "the span from 0 to 9; rollout 1 of",
+        ),
     ],
 )
 def test_a_broken_rule_is_named_with_what_shows_it_and_what_to_do(reward, rule, detail) -> None:
