@@ -27,11 +27,13 @@ from mmrl.ops.memory import (
     activations,
     cache_bytes_per_sequence,
     cache_bytes_per_token,
+    exchanged_activations,
     forward_activations,
     layer_weights,
     states,
 )
 from mmrl.ops.pinned import locked_bytes
+from mmrl.ops.sequence import RowPart, possible_sizes
 from mmrl.token_columns import REFERENCE
 
 PHASES = {
@@ -199,19 +201,30 @@ class PlannedModel:
         logits = 4 * min(device.LOGITS_CHUNK_BYTES[self.kind] // 4, row.predicted * self.vocabulary)
         return logits * (1 if self.width == 4 else 2)
 
-    def activations(self, row: Work, *, checkpointing: bool) -> int:
-        """Activations of one micro-batch, of the network that has most of them."""
+    def activations(self, part: RowPart, *, checkpointing: bool) -> int:
+        """Activations of one rank's part of a micro-batch, of the network that has most of them."""
         return max(
             activations(
-                each.shape,
-                row,
+                (shape := self._with_repeats(each.shape)),
+                part.own,
                 width=self.width,
                 checkpointing=checkpointing,
                 tower_trained=each.training.reaches("vision"),
-                logits_bytes=self._logits(row, scores=each.scores),
+                logits_bytes=self._logits(part.own, scores=each.scores),
             )
+            + exchanged_activations(shape, part, width=self.width, checkpointing=checkpointing)
             for each in self.networks
         )
+
+    def _with_repeats(self, shape: ModelShape) -> ModelShape:
+        """The shape with the heads of keys and values that attention keeps: on a CPU torch repeats them for each query
+        head."""
+        return replace(shape, kv_heads=shape.heads) if self.kind == "cpu" else shape
+
+    def sequence_sizes(self, config: Config) -> list[int]:
+        """Numbers of ranks that may share a row; see ``ops.sequence.possible_sizes``."""
+        shapes = [each.shape for each in self.networks] + [each.shape for each in self.frozen_models]
+        return possible_sizes(shapes, config.cluster.num_learner_ranks)
 
     def _layer_weights(self) -> int:
         """Weights that a layer makes for each of its passes."""
@@ -219,12 +232,12 @@ class PlannedModel:
         at_once = device.MERGED_AT_ONCE[self.kind]
         return layer_weights(quantized=quantized, adapted=adapted, width=self.width, merged_at_once=at_once)
 
-    def _teacher_features(self, config: Config, rows: Sequence[Work]) -> int:
+    def _teacher_features(self, config: Config, rows: Sequence[RowPart]) -> int:
         """Bytes of image features of the teacher with most; they are the policy's if their towers turn out equal."""
         teachers = [other for other in self.frozen_models if not other.is_initial]
         return max((self._feature_bytes(other.shape, config, rows) for other in teachers), default=0)
 
-    def _image_features(self, config: Config, rows: Sequence[Work]) -> int:
+    def _image_features(self, config: Config, rows: Sequence[RowPart]) -> int:
         """Bytes of image features, kept for a step by networks whose tower is not trained.
 
         Towers that are equal and frozen share them. See ``device.IMAGE_FEATURE_BYTES``.
@@ -233,15 +246,13 @@ class PlannedModel:
         different = {id(each) if each.is_own else 0: each for each in own}
         return sum(self._feature_bytes(each.shape, config, rows) for each in different.values())
 
-    def _feature_bytes(self, shape: ModelShape, config: Config, rows: Sequence[Work]) -> int:
-        """Bytes of the features that a model's tower makes of the images of a step."""
+    def _feature_bytes(self, shape: ModelShape, config: Config, rows: Sequence[RowPart]) -> int:
+        """Bytes of the features that a model's tower makes of the images of a step; ranks that share rows have them
+        all."""
         if (tower := shape.tower) is None:
             return 0
-        tokens = (
-            sum(row.patches for row in rows)
-            * config.learner.minibatches
-            // (config.cluster.num_learner_ranks * tower.merge**2)
-        )
+        patches = sum(part.row.patches for part in rows) * config.learner.minibatches
+        tokens = patches // (_row_groups(config) * tower.merge**2)
         return min(tokens * tower.mergers * tower.out * self.width, device.IMAGE_FEATURE_BYTES[self.kind])
 
     def _sampler_extra(self, config: Config) -> int:
@@ -252,11 +263,11 @@ class PlannedModel:
         counted = sum(found.state) + found.working + device.ASLEEP_BYTES[self.kind]
         return max(counted, device.SAMPLER_BYTES[self.kind])
 
-    def footprint(self, config: Config, rows: Sequence[Work], longest: int, *, samples: bool) -> Footprint:
+    def footprint(self, config: Config, rows: Sequence[RowPart], longest: int, *, samples: bool) -> Footprint:
         """One rank's footprint.
 
         Args:
-            rows: Micro-batches of all ranks, or the largest ones.
+            rows: A rank's parts of the micro-batches of all ranks, or of the largest ones.
             longest: Tokens of the longest prompt and completion.
             samples: True if vLLM takes turns with the learner.
         """
@@ -264,13 +275,14 @@ class PlannedModel:
         heads = [(each.shape, each.scores) for each in self.networks]
         heads += [(other.shape, self.first.scores) for other in self.frozen_models]
         forward = [
-            forward_activations(shape, row, width=self.width, logits_bytes=self._logits(row, scores=scores))
-            for row in rows
+            forward_activations(shape, part.own, width=self.width, logits_bytes=self._logits(part.own, scores=scores))
+            + exchanged_activations(shape, part, width=self.width, checkpointing=True)
+            for part in rows
             for shape, scores in heads
         ]
         return Footprint(
             self.states(config),
-            max(self.activations(row, checkpointing=checkpointing) for row in rows),
+            max(self.activations(part, checkpointing=checkpointing) for part in rows),
             max(forward),
             self._image_features(config, rows),
             device.RUNTIME_BYTES[self.kind],
@@ -347,6 +359,11 @@ class Footprint:
         """Bytes that a device needs; a sampler needs room for one of the longest sequences."""
         sampling = sum(self.sampling(self.least_share()).values()) if samples else 0
         return max(self.peak, sampling)
+
+
+def _row_groups(config: Config) -> int:
+    """Groups of learner ranks that have rows of their own."""
+    return config.cluster.num_learner_ranks // config.learner.sequence_parallel_size
 
 
 def bound(phases: Mapping[str, Mapping[str, int]]) -> tuple[str, str]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from mmrl.config.sections import Config
+from mmrl.config.sections import Config, LearnerConfig
 from mmrl.engine.device import DeviceKind
 from mmrl.engine.footprint import PlannedModel
 from mmrl.engine.machine.host_memory import HostMemory
 from mmrl.engine.network.sizes import part_sizes
 from mmrl.engine.spec import EngineSpec
 from mmrl.ops.cost import ModelShape, Work, causal_pairs
+from mmrl.ops.sequence import RowPart
 from mmrl.token_columns import REWARD
 
 NODE = 8
@@ -24,9 +25,10 @@ def least_memory(spec: EngineSpec) -> int:
     config, model = spec.config, _planned_model(spec, "cuda")
     longest = config.data.max_prompt_tokens + config.max_completion_tokens
     row = Work(tokens=longest, pairs=causal_pairs(longest), predicted=config.sampler.max_new_tokens)
-    candidates = [changed(config, changes) for changes in memory_changes(config, model.shape, longest)]
-    samples = _shares_with_vllm(spec)
-    found = (model.footprint(each, [row], longest, samples=samples) for each in candidates)
+    changes = memory_changes(config, model.shape, longest, model.sequence_sizes(config))
+    candidates, samples = [changed(config, each) for each in changes], _shares_with_vllm(spec)
+    rows = [[RowPart.of(row, each.learner.sequence_parallel_size)] for each in candidates]
+    found = (model.footprint(each, own, longest, samples=samples) for each, own in zip(candidates, rows, strict=True))
     return min(each.least_memory(samples=samples) for each in found)
 
 
@@ -58,19 +60,20 @@ def changed(config: Config, changes: Mapping[str, Any]) -> Config:
     return config.model_copy(update={name: getattr(config, name).model_copy(update=v) for name, v in sections.items()})
 
 
-def memory_changes(config: Config, shape: ModelShape, smallest: int) -> Iterator[dict[str, Any]]:
+def memory_changes(
+    config: Config, shape: ModelShape, smallest: int, row_ranks: Sequence[int] = (1,)
+) -> Iterator[dict[str, Any]]:
     """Changes of a config that take less memory, by dotted keys and the cheapest first; none is without effect.
 
-    The size of micro-batches costs little, recomputing activations more, another ZeRO stage or tensor parallelism still
-    more, and offloading most.
+    The size of micro-batches costs little, recomputing activations more, another ZeRO stage, tensor parallelism or
+    ranks that share a row still more, and offloading most. More ranks share a row only where the longest sample is
+    longer than what those of the config hold together: shorter rows are cut into more rows at less cost.
 
     Args:
-        smallest: Tokens that a micro-batch must have room for: the longest sample.
+        smallest: Tokens that a row must have room for: the longest sample.
+        row_ranks: Numbers of ranks that may share a row.
     """
     learner, ranks, size = config.learner, config.cluster.num_sampler_ranks, config.sampler.tensor_parallel_size
-    tokens = [learner.tokens_per_microbatch]
-    while tokens[-1] // 2 >= smallest:
-        tokens.append(tokens[-1] // 2)
     stages = [learner.zero_stage, *(stage for stage in (3, 2) if stage != learner.zero_stage)]
     data_parallel = config.sampler.engine.get("mm_encoder_tp_mode") == "data"
     parts = config.sampler.pipeline_parallel_size
@@ -80,15 +83,32 @@ def memory_changes(config: Config, shape: ModelShape, smallest: int) -> Iterator
     offloads = [(learner.offload, 0), ("optimizer", 16), ("parameters", 32)]
     recomputing = [(config.model.gradient_checkpointing, 0), (True, 3)]
     found: dict[tuple[Any, ...], int] = {}
-    for (offload, a), (number, stage), (place, parallel), (again, b), (halvings, count) in product(
-        offloads, enumerate(stages), enumerate(sizes), recomputing, enumerate(tokens)
+    for (offload, a), (number, stage), (place, parallel), (again, b), (c, sequence, count) in product(
+        offloads, enumerate(stages), enumerate(sizes), recomputing, _row_sizes(learner, smallest, row_ranks)
     ):
         if (offload != "none" and not stage) or (offload == "parameters" and stage != 3):
             continue
-        key = (stage, offload, parallel, again, count)
-        found.setdefault(key, a + b + 5 * min(number, 1) + number + 4 * place + halvings)
-    names = ("learner.zero_stage", "learner.offload", "sampler.tensor_parallel_size", "model.gradient_checkpointing")
-    old = (learner.zero_stage, learner.offload, size, config.model.gradient_checkpointing, tokens[0])
+        key = (stage, offload, parallel, again, sequence, count)
+        found.setdefault(key, a + b + c + 5 * min(number, 1) + number + 4 * place)
+    old = {
+        "learner.zero_stage": learner.zero_stage,
+        "learner.offload": learner.offload,
+        "sampler.tensor_parallel_size": size,
+        "model.gradient_checkpointing": config.model.gradient_checkpointing,
+        "learner.sequence_parallel_size": learner.sequence_parallel_size,
+        "learner.tokens_per_microbatch": learner.tokens_per_microbatch,
+    }
     for key in sorted(found, key=lambda key: found[key]):
-        pairs = zip((*names, "learner.tokens_per_microbatch"), key, old, strict=True)
-        yield {name: value for name, value, before in pairs if value != before}
+        yield {name: value for name, value in zip(old, key, strict=True) if value != old[name]}
+
+
+def _row_sizes(learner: LearnerConfig, smallest: int, row_ranks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """The cost, the ranks that share a row, and the tokens that each of them holds of it, for ``memory_changes``."""
+    own = learner.sequence_parallel_size
+    for place, sequence in enumerate([own, *(n for n in row_ranks if own < n <= NODE)]):
+        tokens = [learner.tokens_per_microbatch]
+        while sequence * (tokens[-1] // 2) >= smallest:
+            tokens.append(tokens[-1] // 2)
+        for halvings, count in enumerate(tokens):
+            if not place or own * count < smallest:
+                yield (6 + 4 * place if place else 0) + halvings, sequence, count

@@ -15,6 +15,7 @@ from typing import Any
 from mmrl.ops.cost import ModelShape, Work
 from mmrl.ops.layer_shapes import LinearAttentionShape
 from mmrl.ops.pinned import locked_bytes, rounded
+from mmrl.ops.sequence import RowPart, repeats_of
 
 _BUCKET, _REUSE, _SUB_GROUP = 5 * 10**8, 10**9, 10**9
 """DeepSpeed's defaults of ``reduce_bucket_size``, ``stage3_max_reuse_distance`` and ``sub_group_size``."""
@@ -345,6 +346,25 @@ def activations(
         kept = shape.layers * layer
         kept_patches = depth * patch * tower_trained
     return kept + max(kept_patches, patch) + logits_bytes
+
+
+def exchanged_activations(shape: ModelShape, part: RowPart, *, width: int, checkpointing: bool) -> int:
+    """Bytes that a rank holds beside its slice of a row that it shares; 0 of a row that it has alone.
+
+    Embeddings of the whole row are there before it is cut, and features of all its images. Of one layer, queries, keys,
+    values and outputs are there twice, by tokens and by heads. Heads of keys and values are kept as often as they are
+    repeated.
+    """
+    if part.size == 1:
+        return 0
+    row, tokens = part.row, part.own.tokens
+    whole = row.tokens * shape.width
+    if (tower := shape.tower) is not None:
+        whole += row.patches // tower.merge**2 * tower.mergers * tower.out
+    kv_heads = shape.kv_heads * repeats_of(shape.kv_heads, part.size)
+    layers = 1 if checkpointing else shape.attending_layers
+    by_heads = shape.head_size * (2 * (shape.heads + kv_heads) + 2 * layers * (kv_heads - shape.kv_heads))
+    return width * (whole + tokens * by_heads)
 
 
 def cache_bytes_per_token(

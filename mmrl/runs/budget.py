@@ -30,6 +30,7 @@ class Arithmetic:
     Attributes:
         shares: Each training dataset's source, its prompts, and its share of the prompts that are drawn.
         longest: Tokens of the longest training prompt.
+        largest_image: Tokens of the largest image in the training rows; 0 without any.
         evaluated: Prompts of each evaluation set, by its name.
         source: The source of the run's steps.
     """
@@ -39,6 +40,7 @@ class Arithmetic:
     longest: int
     evaluated: Mapping[str, int]
     source: type[Source]
+    largest_image: int = 0
 
     @property
     def rows(self) -> int:
@@ -69,6 +71,7 @@ class Arithmetic:
             **({"completions_by_evaluation_set": self._answers} if any(self.evaluated) else {}),
             **longest,
             "tokens_per_microbatch": learner.tokens_per_microbatch,
+            "tokens_per_row": learner.tokens_per_microbatch * learner.sequence_parallel_size,
         }
 
     @property
@@ -93,8 +96,10 @@ class Arithmetic:
             lines += [
                 f"{share:.0%} from {name}: {epochs[name]:g} epochs of {count}" for name, count, share in self.shares
             ]
-        if self.config.cluster.num_learner_ranks > 1:
-            lines.append(f"{data[f'{what}_per_rank']:g} {what} per rank, {self.config.cluster.num_learner_ranks} ranks")
+        if (ranks := self.config.cluster.num_learner_ranks) > 1:
+            shared = self.config.learner.sequence_parallel_size
+            together = f", of which {shared} share each row of up to {data['tokens_per_row']} tokens" * (shared > 1)
+            lines.append(f"{data[f'{what}_per_rank']:g} {what} per rank, {ranks} ranks{together}")
         if data["evaluations"]:
             times = _times(data["evaluations"], "evaluation")
             each = ", ".join(f"{count} of {name}" for name, count in self._answers.items() if name)
@@ -104,11 +109,20 @@ class Arithmetic:
 
     def warnings(self) -> Iterator[str]:
         """Settings that go together badly."""
-        data = self.data()
-        if data.get("longest_sample", 0) > data["tokens_per_microbatch"]:
+        data, size = self.data(), self.config.learner.sequence_parallel_size
+        own, room = data["tokens_per_microbatch"], data["tokens_per_row"]
+        if (longest := data.get("longest_sample", 0)) > room:
+            what = f"learner.tokens_per_microbatch = {own}"
+            what += f" on each of {size} ranks that share a row ({room})" if size > 1 else ""
             yield (
-                f"one sample may take {data['longest_sample']} tokens, more than learner.tokens_per_microbatch = "
-                f"{data['tokens_per_microbatch']}: it then makes a row of its own, and memory must hold it"
+                f"one sample may take {longest} tokens, more than {what}: it then makes a row of its own, and memory "
+                "must hold it"
+            )
+        if size > 1 and self.largest_image > own:
+            yield (
+                f"an image takes {self.largest_image} tokens, more than learner.tokens_per_microbatch = {own}: {size} "
+                "ranks share the tokens of its row, but one of them computes the whole image in the vision tower, and "
+                "its memory must hold that; lower data.max_pixels if it does not"
             )
 
 

@@ -23,6 +23,7 @@ from mmrl.engine.network.sizes import part_sizes, weight_bytes
 from mmrl.engine.spec import EngineSpec
 from mmrl.errors import ConfigError
 from mmrl.ops.cost import Work, causal_pairs
+from mmrl.ops.sequence import RowPart
 from mmrl.rollout.batch import rollouts_of
 from mmrl.step.learn import LearnSettings, finished, learn
 from mmrl_algorithms.dpo import DPO
@@ -253,6 +254,6 @@ def test_a_plan_counts_a_score_in_place_of_the_head(family, bench):
     assert sizes["language"][0] == policy.score.numel()
     assert sum(weight_bytes(folder, 4, quantize=False, scores=True)) == 4 * sum(a + b for a, b in sizes.values())
     model = PlannedModel(bench(family).config(), folder, sizes, bradley_terry(), "cuda")
-    row = Work(tokens=100, pairs=causal_pairs(100), predicted=50)
+    row = RowPart.of(Work(tokens=100, pairs=causal_pairs(100), predicted=50), 1)
     plain = PlannedModel(bench(family).config(), folder, part_sizes(folder), DPO(DPO.Config()), "cuda")
     assert model.activations(row, checkpointing=False) < plain.activations(row, checkpointing=False)

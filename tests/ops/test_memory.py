@@ -13,6 +13,7 @@ import torch
 from mmrl.engine.network.layout import PackedLayout
 from mmrl.engine.network.linear_attention import pack_states
 from mmrl.engine.network.shape import model_shape
+from mmrl.ops.cost import ModelShape, TowerShape, Work, causal_pairs
 from mmrl.ops.memory import (
     FrozenSize,
     States,
@@ -20,12 +21,14 @@ from mmrl.ops.memory import (
     activations,
     cache_bytes_per_sequence,
     cache_bytes_per_token,
+    exchanged_activations,
     layer_activations,
     layer_weights,
     patch_activations,
     states,
 )
 from mmrl.ops.packing import Span
+from mmrl.ops.sequence import RowPart
 
 M, MIB = 10**6, 2**20
 
@@ -261,6 +264,23 @@ def test_activations_are_about_what_autograd_keeps(family: str, dtype: str, mode
     expected = activations(shape, work, checkpointing=False, **options)
     assert expected == pytest.approx(kept_bytes(model, inputs), rel=0.35)
     assert activations(shape, work, checkpointing=True, **options) < expected
+
+
+def test_a_rank_that_shares_a_row_holds_its_embeddings_its_features_and_two_copies_of_heads() -> None:
+    sizes = {"layers": 3, "width": 16, "heads": 8, "kv_heads": 2, "head_size": 4, "mlp_width": 32, "vocabulary": 50}
+    tower = TowerShape(1, 8, 16, 2, patch_values=12, merge=2, out=16, mergers=2)
+    shape, image = ModelShape(**sizes, tower=tower), Work(patches=40)
+    row = Work(tokens=100, pairs=causal_pairs(100), predicted=60) + image
+    alone = RowPart.of(row, 1, [image])
+    assert exchanged_activations(shape, alone, width=2, checkpointing=False) == 0
+    part = RowPart.of(row, 4, [image])
+    whole = 100 * 16 + 10 * 2 * 16  # embeddings; 10 image tokens of two mergers
+    twice = (
+        25 * 4 * (2 * 8 + 2 * 4)
+    )  # 25 tokens; 8 heads of queries and outputs, 2 of keys and values, each there twice
+    repeated = 25 * 4 * 2 * 2  # in each layer that keeps them
+    assert exchanged_activations(shape, part, width=2, checkpointing=True) == 2 * (whole + twice + repeated)
+    assert exchanged_activations(shape, part, width=2, checkpointing=False) == 2 * (whole + twice + 3 * repeated)
 
 
 def test_a_cached_token_has_keys_and_values_of_each_layer_and_no_head_is_split(models: Callable[[str], Path]):

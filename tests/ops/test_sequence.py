@@ -1,12 +1,12 @@
-"""Heads that are divided among the ranks that share a row."""
+"""Heads, tokens and images that are divided among the ranks that share a row."""
 
 from __future__ import annotations
 
 import pytest
 
-from mmrl.ops.cost import ModelShape
+from mmrl.ops.cost import ModelShape, Work, causal_pairs
 from mmrl.ops.layer_shapes import LinearAttentionShape, UnevenLayers
-from mmrl.ops.sequence import possible_sizes, repeated_heads, repeats_of, undivided
+from mmrl.ops.sequence import RowPart, exchanged_numbers, possible_sizes, repeated_heads, repeats_of, undivided
 
 
 def shape(heads: int, kv_heads: int, linear: tuple[int, int] | None = None, uneven: tuple[int, ...] = ()) -> ModelShape:
@@ -48,3 +48,29 @@ def test_heads_of_keys_and_values_that_are_repeated_are_named():
     uneven = list(repeated_heads(shape(8, 4, uneven=(1, 4)), 4))  # layers that see all tokens have fewer
     assert uneven == ["1 heads of keys and values, each 4 times"]
     assert list(repeated_heads(shape(16, 6), 4)) == ["6 heads of keys and values, each 2 times"]
+
+
+def test_a_row_that_a_rank_has_alone_is_its_part():
+    row = Work(tokens=7, pairs=causal_pairs(7), predicted=3, patches=64)
+    assert RowPart.of(row, 1, [Work(patches=64)]) == RowPart(row, row, 1)
+
+
+def test_the_part_of_the_rank_that_holds_most_has_whole_images():
+    images = [Work(patches=n, image_pairs=n * n) for n in (10, 70, 20, 30)]
+    row = sum(images, Work(tokens=50, pairs=causal_pairs(50), predicted=40))
+    part = RowPart.of(row, 4, images)
+    assert (part.own.tokens, part.own.predicted, part.own.pairs) == (13, 13, 319)  # 1275 pairs
+    assert (part.own.patches, part.own.image_pairs) == (70, 70 * 70)  # one image is not divided
+    assert RowPart.of(row, 2, images).own.patches == 70  # beside 30 + 20 + 10
+    assert RowPart.of(row, 2, [*images, Work(patches=15)]).own.patches == 75
+    assert RowPart.of(row, 2).own.patches == 0
+
+
+def test_numbers_that_a_rank_sends_are_those_of_the_other_ranks_heads():
+    # Of a token's 8 + 8 numbers of each query head and its output, and 2 x 8 of each head of keys and values.
+    assert exchanged_numbers(shape(4, 4), 2) == (4 * 16 + 4 * 16) // 2
+    assert exchanged_numbers(shape(8, 2), 4) == (8 * 16 + 4 * 16) * 3 // 4  # two heads, each there twice
+    assert exchanged_numbers(shape(4, 4), 1) == 0
+    # A layer that attends, and one of linear attention: queries and keys of 2 heads, values and outputs of 4, and two
+    # numbers that decide about each head's state.
+    assert exchanged_numbers(shape(4, 4, linear=(2, 4)), 2) == (4 * 16 + 4 * 16 + 2 * 16 + 2 * 32 + 2 * 4) // 4

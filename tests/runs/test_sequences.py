@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from PIL import Image
 
 from mmrl.commands.cli import main
 
@@ -96,3 +97,32 @@ def test_passes_that_exchange_rows_are_not_compiled(write, capsys):
     assert main(["check", write(2, learner=learner)]) == 2
     error = capsys.readouterr().err
     assert "ranks exchange parts of a row" in error and "learner.deepspeed.compile; learner.sequence_parallel" in error
+
+
+def test_check_counts_the_rows_of_ranks_that_share_them_and_warns_of_longer_samples(write, capsys):
+    learner = {"sequence_parallel_size": 2, "tokens_per_microbatch": 20}
+    assert main(["check", write(2, learner=learner), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["batches"]["tokens_per_row"] == 40 and 20 < found["batches"]["longest_sample"] <= 40
+    assert not [each for each in found["warnings"] if "one sample may take" in each]
+    learner["tokens_per_microbatch"] = 10
+    assert main(["check", write(2, learner=learner), "--json"]) == 0
+    (said,) = (each for each in json.loads(capsys.readouterr().out)["warnings"] if "one sample may take" in each)
+    assert "more than learner.tokens_per_microbatch = 10 on each of 2 ranks that share a row (20)" in said
+
+
+def test_check_warns_of_an_image_that_has_more_tokens_than_a_rank_is_to_hold(write, capsys, tmp_path):
+    for name, size in (("0.png", (56, 56)), ("1.png", (112, 84))):
+        Image.new("RGB", size, "white").save(tmp_path / name)
+    rows = [{"problem": "<image>which?", "answer": "1", "images": [f"{i % 2}.png"]} for i in range(5)]
+    told = {}
+    for size, tokens in ((2, 11), (2, 12), (1, 11)):
+        learner = {"sequence_parallel_size": size, "tokens_per_microbatch": tokens}
+        path = write(size, "qwen2_5_vl", learner=learner)
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        assert main(["check", path, "--json"]) == 0
+        warnings = json.loads(capsys.readouterr().out)["warnings"]
+        told[size, tokens] = [each for each in warnings if each.startswith("an image takes 12 tokens, more than")]
+    assert told[2, 12] == told[1, 11] == []
+    (said,) = told[2, 11]
+    assert "one of them computes the whole image in the vision tower" in said and "data.max_pixels" in said

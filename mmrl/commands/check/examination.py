@@ -394,10 +394,10 @@ class _Examination:
         source = self.setup.training
         self.config = self.setup.count_steps(source.num_rows if self._is_ahead else None)
         evaluated = {name: len(source) for name, source in self.setup.evaluations.items()}
-        arithmetic = Arithmetic(self.config, source.shares, source.longest, evaluated, self.setup.step_source)
+        sizes = source.shares, source.longest, evaluated, self.setup.step_source, self._profiles["train"].largest_image
+        arithmetic = Arithmetic(self.config, *sizes)
         self.report.add("batches", arithmetic.data(), arithmetic.lines())
-        for warning in arithmetic.warnings():
-            self.report.warn(warning)
+        self.report.warnings += arithmetic.warnings()
         room = disk(
             self.config,
             self.setup.num_saved(),

@@ -36,6 +36,7 @@ class Profile:
         transparent: Images that have transparency, which is shown on white.
         resized: Images that are not on the model's grid.
         images_max: Most images of one prompt.
+        largest_image: Tokens of the largest image.
         sources: Each row's source.
         fingerprints: Each row's fingerprint, as 64-bit numbers.
         pairs: Each row's fingerprint with its best and its worst candidate; 0 of a row without two.
@@ -50,6 +51,7 @@ class Profile:
     transparent: int
     resized: int
     images_max: int
+    largest_image: int
     sources: Sequence[str]
     fingerprints: Sequence[int]
     pairs: Sequence[int]
@@ -119,7 +121,7 @@ def profile(
     sources, names = list[str](), dict[str, str]()
     sizes, image_tokens, fingerprints = Counter[tuple[int, int]](), array("q"), array("Q")
     pairs, swapped = array("Q"), array("Q")
-    transparent = resized = images_max = 0
+    transparent = resized = images_max = largest = 0
     for index in range(len(source)):
         if index % _TELL_EVERY == 0:
             progress(f"images of {source.name}", index, len(source))
@@ -128,7 +130,8 @@ def profile(
         for raw in prompt.images:
             header = read_header(raw)
             width, height = grid.size(header.width, header.height, where=raw.label)
-            tokens += image_tokens_of(width, height)
+            tokens += (own := image_tokens_of(width, height))
+            largest = max(largest, own)
             sizes[header.width, header.height] += 1
             modes[header.mode] += 1
             formats[header.format] += 1
@@ -141,8 +144,8 @@ def profile(
         best, worst = _best_and_worst(prompt)
         pairs.append(_with_answers(fingerprints[-1], best, worst))
         swapped.append(_with_answers(fingerprints[-1], worst, best))
-    rows = source.lengths, image_tokens, sizes, modes, formats, transparent, resized, images_max, sources, fingerprints
-    return Profile(*rows, pairs, swapped)
+    images = sizes, modes, formats, transparent, resized, images_max, largest
+    return Profile(source.lengths, image_tokens, *images, sources, fingerprints, pairs, swapped)
 
 
 def fingerprint(prompt: Prompt) -> int:

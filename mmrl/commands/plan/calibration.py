@@ -75,6 +75,7 @@ def calibrate(config: Config, setup: RunSetup) -> Measured:
     alone = config.model_copy(
         update={
             "cluster": ClusterConfig(),
+            "learner": config.learner.model_copy(update={"sequence_parallel_size": 1}),
             "sampler": config.sampler.model_copy(update={"tensor_parallel_size": 1, "pipeline_parallel_size": 1}),
         }
     )
@@ -157,13 +158,14 @@ def estimate(config: Config, networks: Sequence[TrainedSize], work: Workload, fo
 
     Args:
         networks: Those that are trained, each on every row.
-        work: Workload of a step with completions of the measured length.
+        work: Workload of a step with completions of the measured length. Ranks that share a row share its operations
+            evenly; what they exchange is not counted.
     """
     cluster = config.cluster
     sampled, learned = (
         config.trainer.prompts_per_step / (ranks * found.prompts)
         for ranks in (cluster.num_sampler_ranks, cluster.num_learner_ranks)
     )
-    slowest = max(sum(update_flops(networks, row) for row in rank) for rank in work.rows)
+    slowest = max(sum(update_flops(networks, part.row) / part.size for part in rows) for rows in work.rows)
     update = work.updates * (slowest / found.update_flops_per_s + found.optimizer_s)
     return Seconds(found.sync_s, found.generate_s * sampled, found.logprob_s * learned, update)

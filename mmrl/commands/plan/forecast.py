@@ -15,6 +15,7 @@ from mmrl.commands.plan.episodes import limit_lines, limits, longest_episode, ob
 from mmrl.commands.plan.evaluations import evaluation_time
 from mmrl.commands.plan.networks import model_of, second_network
 from mmrl.commands.plan.proposal import propose
+from mmrl.commands.plan.shared_rows import check_gpus, oversized_image, shared_rows
 from mmrl.commands.plan.workload import Example, Grid, Workload, given_example, group_size_of, workload
 from mmrl.config.sections import Config
 from mmrl.data.images import normalised_size
@@ -71,6 +72,7 @@ class _Forecast:
             cluster: dict[str, Any] = {"name": "ray" if assumptions.gpus > 1 else "local", "ranks": assumptions.gpus}
             if config.cluster.is_split:
                 cluster = split.divided(config.cluster, assumptions.gpus, config.sampler.ranks_together)
+            check_gpus(config.learner, assumptions.gpus, cluster.get("learner_ranks", assumptions.gpus))
             self._cluster_changes = {f"cluster.{name}": value for name, value in cluster.items()}
             self.config = config = config.model_copy(update={"cluster": config.cluster.model_copy(update=cluster)})
         setup = self.setup = RunSetup(config, media_folder, with_weights=assumptions.measure)
@@ -79,14 +81,13 @@ class _Forecast:
         self.texts = self.setup.step_source.texts.replace("comparisons", "candidates")
         self.group_size = group_size_of(config, setup.algorithm.needs(), samples=self.samples)
         self.report.warnings += [*config_warnings(self.setup), *model_warnings(self.setup)]
+        kind = "GPU" if self.kind == "cuda" else "CPU"
         if (error := self.setup.refusal_on(self.kind)) is not None:
-            kind = "GPU" if self.kind == "cuda" else "CPU"
             self.report.warnings.append(f"{error.where}: {error.what}; such a run is refused on a {kind}")
         others = setup.teachers, setup.critic
         self.model = PlannedModel(config, setup.folder, setup.part_sizes, setup.algorithm, self.kind, *others)
         self.shape = self.model.shape
-        self._works: dict[int, Workload] = {}
-        kind = "GPU" if self.kind == "cuda" else "CPU"
+        self._works: dict[tuple[int, int], Workload] = {}
         self.report.add("model", *model_of(setup, self.model, kind))
         self._data()
         self._step()
@@ -168,11 +169,11 @@ class _Forecast:
         return workload(config, self.shape, examples, needs, group_size=self.group_size, share=share)
 
     def _work(self, config: Config) -> Workload:
-        """The workload of a config of which only the micro-batches may differ."""
-        budget = config.learner.tokens_per_microbatch
-        if budget not in self._works:
-            self._works[budget] = self._workload(config, self.examples)
-        return self._works[budget]
+        """The workload of a config of which only the micro-batches, and the ranks that share them, may differ."""
+        sizes = config.learner.tokens_per_microbatch, config.learner.sequence_parallel_size
+        if sizes not in self._works:
+            self._works[sizes] = self._workload(config, self.examples)
+        return self._works[sizes]
 
     def _data(self) -> None:
         prompts = [example.prompt_tokens for example in self.examples]
@@ -185,9 +186,7 @@ class _Forecast:
             "image_tokens": _spread([count // merged for count in patches]),
             "patches": _spread(patches),
         }
-        lines = [
-            f"{len(prompts)} of {known} prompts: mean {np.mean(prompts):.0f} tokens, most {max(prompts)}",
-        ]
+        lines = [f"{len(prompts)} of {known} prompts: mean {np.mean(prompts):.0f} tokens, most {max(prompts)}"]
         if any(patches):
             tokens = found["image_tokens"]
             lines.append(
@@ -227,24 +226,23 @@ class _Forecast:
             episode = limits(config, config.environment, self._observed)
             data, lines = {**data, "episode": episode}, [*lines, *limit_lines(episode)]
         self.report.add("step", data, lines)
+        if config.learner.sequence_parallel_size > 1:
+            self.report.add("shared_rows", *shared_rows(config, self.model, work.parts))
 
     def _lengths(self, examples: Sequence[Example] | None = None) -> list[int]:
         """Tokens of each completion of the examples, by default of all."""
         return [n for each in examples or self.examples for n in each.completions(self.group_size)]
 
     def _footprint(self, config: Config) -> Footprint:
-        rows = [row for rank in self._work(config).rows for row in rank]
         longest = self.longest_prompt + config.max_sampled_tokens
-        return self.model.footprint(config, rows, longest, samples=self._shares_device)
+        return self.model.footprint(config, self._work(config).parts, longest, samples=self._shares_device)
 
     def _learner(self) -> None:
         config, found = self.config, self.footprint
         held = found.states
         taken = {
             checkpointing: max(
-                self.model.activations(row, checkpointing=checkpointing)
-                for rank in self._work(config).rows
-                for row in rank
+                self.model.activations(part, checkpointing=checkpointing) for part in self._work(config).parts
             )
             for checkpointing in (False, True)
         }
@@ -364,9 +362,11 @@ class _Forecast:
             together = self.group_size if self.setup.algorithm.needs().whole_groups else 1
             longest = max(sum(self._lengths([example])[:together]) for example in self.examples)
             smallest = self.longest_prompt + longest
-            proposal = propose(config, self.shape, self._footprint, memory, samples=samples, smallest=smallest)
+            take, ranks = self._footprint, self.model.sequence_sizes(config)
+            proposal = propose(config, self.shape, take, memory, samples=samples, smallest=smallest, row_ranks=ranks)
         except ResourceError as error:
-            self.report.blame(error)
+            grids = [grid for example in self.examples for grid in (*example.grids, *example.observed)]
+            self.report.blame(oversized_image(config, self.model, grids, memory, samples=samples) or error)
             return
         changes = self._cluster_changes | dict(proposal.changes)
         said = " ".join(f"{key}={_plain(value)}" for key, value in changes.items())

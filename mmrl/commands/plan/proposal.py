@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,16 @@ class Proposal:
     footprint: Footprint
 
 
-def propose(config: Config, shape: ModelShape, take: _Take, memory: int, *, samples: bool, smallest: int) -> Proposal:
+def propose(
+    config: Config,
+    shape: ModelShape,
+    take: _Take,
+    memory: int,
+    *,
+    samples: bool,
+    smallest: int,
+    row_ranks: Sequence[int] = (1,),
+) -> Proposal:
     """The settings nearest to a config's with which a run fits.
 
     The sampler's share of memory costs least; see ``memory_changes`` for the rest.
@@ -42,14 +51,15 @@ def propose(config: Config, shape: ModelShape, take: _Take, memory: int, *, samp
         take: Gives a config's footprint.
         memory: Bytes of each rank's device.
         samples: True if vLLM shares the device.
-        smallest: Tokens that a micro-batch must have room for: the longest sample.
+        smallest: Tokens that a row must have room for: the longest sample.
+        row_ranks: Numbers of ranks that may share a row.
 
     Raises:
         ResourceError: Nothing fits; says how much is missing, and of what.
     """
     least: tuple[int, Config, Footprint] | None = None
     cramped: Proposal | None = None
-    for changes in memory_changes(config, shape, smallest):
+    for changes in memory_changes(config, shape, smallest, row_ranks):
         candidate = changed(config, changes)
         found = take(candidate)
         needed = found.least_memory(samples=samples)
@@ -105,7 +115,8 @@ def _nothing_fits(memory: int, needed: int, config: Config, found: Footprint, *,
     setting = [
         f"ZeRO {learner.zero_stage}, offload {learner.offload}",
         f"{config.cluster.num_ranks} rank(s), {config.sampler.ranks_together} of them share a sampler",
-        f"micro-batches of {learner.tokens_per_microbatch} tokens",
+        f"micro-batches of {learner.tokens_per_microbatch} tokens a rank, "
+        f"{learner.sequence_parallel_size} of them share a row",
     ]
     return ResourceError(
         f"the smallest setting needs {gigabytes(needed)} of each GPU, which has {gigabytes(memory)}: "

@@ -13,6 +13,7 @@ from mmrl.config.sections import Config
 from mmrl.interfaces import Needs
 from mmrl.ops.cost import NOTHING, ModelShape, Work
 from mmrl.ops.packing import Item, Unit, plan_microbatches, shares_of, units_of
+from mmrl.ops.sequence import RowPart
 from mmrl.step.learn import minibatches
 from mmrl.types import ScoredGroup
 
@@ -63,11 +64,11 @@ class Workload:
     """A step's optimizer steps.
 
     Attributes:
-        rows: Each rank's micro-batches in the first optimizer step.
+        rows: Micro-batches in the first optimizer step of each rank, or of each group of ranks that share its rows.
         updates: Optimizer steps in a step.
     """
 
-    rows: Sequence[Sequence[Work]]
+    rows: Sequence[Sequence[RowPart]]
     updates: int
 
     @property
@@ -78,7 +79,12 @@ class Workload:
     @property
     def total(self) -> Work:
         """Work of one optimizer step on all ranks."""
-        return reduce(add, (row for rank in self.rows for row in rank), NOTHING)
+        return reduce(add, (part.row for part in self.parts), NOTHING)
+
+    @property
+    def parts(self) -> list[RowPart]:
+        """All micro-batches of one optimizer step, as the rank that has most of each sees it."""
+        return [part for rows in self.rows for part in rows]
 
 
 def group_size_of(config: Config, needs: Needs, *, samples: bool) -> int:
@@ -100,7 +106,8 @@ def workload(
         group_size: Completions of a prompt.
         share: True if completions share their prompt in a row.
     """
-    learner, budget = config.learner, config.learner.tokens_per_microbatch
+    learner, size = config.learner, config.learner.sequence_parallel_size
+    budget = learner.tokens_per_microbatch * size
     group_ids = np.repeat(np.arange(config.trainer.prompts_per_step), group_size)
     seed, whole = (config.trainer.seed, 1), needs.whole_groups
     parts = list(minibatches(group_ids, learner.minibatches, learner.epochs, seed, whole=whole))
@@ -111,11 +118,11 @@ def workload(
 
     rows = []
     for units in shares_of(
-        units_of(_items(samples, needs), share=share), config.cluster.num_learner_ranks, cost_in(samples)
+        units_of(_items(samples, needs), share=share), config.cluster.num_learner_ranks // size, cost_in(samples)
     ):
         own = [samples[index] for unit in units for index in unit.indices]
         packed = plan_microbatches(units_of(_items(own, needs), budget, share=share), budget, cost_in(own))
-        rows.append([_work(shape, row, own, share) for row in packed])
+        rows.append([_part(shape, row, own, share, size) for row in packed])
     return Workload(rows, len(parts))
 
 
@@ -138,18 +145,30 @@ def _items(samples: Sequence[_Sample], needs: Needs) -> list[Item]:
     ]
 
 
-def _work(shape: ModelShape, row: Sequence[Unit], samples: Sequence[_Sample], share: bool) -> Work:
-    """Work of one row of these samples; shared images go through the tower once."""
+def _part(shape: ModelShape, row: Sequence[Unit], samples: Sequence[_Sample], share: bool, size: int) -> RowPart:
+    """The part of a row of these samples that one of ``size`` ranks has, the one with most."""
+    tower, grids = shape.tower, _grids(row, samples, share)
+    images = [] if tower is None else [tower.work(grid) for grid in grids]
+    return RowPart.of(_work(shape, row, samples, share), size, images)
+
+
+def _grids(row: Sequence[Unit], samples: Sequence[_Sample], share: bool) -> list[Grid]:
+    """Patches of the images of a row that go through the tower; those of a shared prompt do so once."""
     shown = [(samples[unit.indices[0]], unit.forms) for unit in row]
     seen = {number: (example, forms) for (number, example), forms in shown}.values()
     whole = seen if share else [(example, forms) for (_, example), forms in shown]
     grids = [grid for example, forms in whole for grid in list(example.grids) * forms]
+    own = [samples[index][1] for unit in row for index in unit.indices]
+    return grids + [grid for example in own for grid in example.observed]
+
+
+def _work(shape: ModelShape, row: Sequence[Unit], samples: Sequence[_Sample], share: bool) -> Work:
+    """Work of one row of these samples."""
     own = [(samples[index][1], unit.forms) for unit in row for index in unit.indices]
-    grids += [grid for example, _ in own for grid in example.observed]
     return shape.work(
         tokens=sum(unit.tokens for unit in row),
         pairs=sum(unit.pairs for unit in row),
         local_pairs=lambda window: sum(unit.pairs_within(window) for unit in row),
         predicted=sum(unit.predicted for unit in row) - sum(forms * example.inserted_tokens for example, forms in own),
-        images=grids if shape.tower is not None else (),
+        images=_grids(row, samples, share) if shape.tower is not None else (),
     )

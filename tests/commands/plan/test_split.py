@@ -17,6 +17,7 @@ from mmrl.config.cluster import ClusterConfig
 from mmrl.config.load import from_mapping
 from mmrl.errors import ConfigError
 from mmrl.ops.cost import Work
+from mmrl.ops.sequence import RowPart
 
 Plan = Callable[..., tuple[int, dict[str, Any], str]]
 GB = 10**9
@@ -113,7 +114,7 @@ def test_a_step_lasts_as_long_as_its_slower_side_and_the_other_one_waits() -> No
 
 def test_measured_seconds_are_those_of_each_sides_ranks() -> None:
     found = Measured(8, 10.0, 0.5, 6.0, 2.0, 1.0, 0.0, 1.0)
-    work = Workload([[Work(tokens=0, pairs=0, predicted=0)]], 1)
+    work = Workload([[RowPart.of(Work(), 1)]], 1)
     seconds = estimate(split(4, 2), (), work, found)
     per_step = split(4, 2).trainer.prompts_per_step / 8
     assert seconds.generate == 6.0 * per_step / 4 and seconds.logprob == 2.0 * per_step / 2
