@@ -99,6 +99,8 @@ class Screens(Environment):
         """Regular expression whose group is an action, instead of calls of the tool computer_use."""
         penalty: Annotated[float, Field(le=0, ge=-1e6)] = 0.0
         """Reward of a turn without an action that can be read."""
+        blank: bool = False
+        """true: pictures are grey. An evaluation then tells what a policy achieves that sees nothing."""
 
     config: Config
 
@@ -207,6 +209,8 @@ class Screens(Environment):
         self._last = pixels
         if pixels == before:
             return Observation(UNCHANGED, role=role, info=info)
+        if self.config.blank:
+            picture.paste("#808080", (0, 0, *picture.size))
         return Observation([resized(picture, self.config.shown or picture.size)], role=role, info=info)
 
 

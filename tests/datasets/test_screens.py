@@ -10,17 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
 from mmrl.errors import DataError
 from mmrl.rollout.rewards.worker import call
 from mmrl.testing.rollouts import make_rollouts
-from mmrl.types import Prompt, Turn
+from mmrl.types import ImageRef, Prompt, Turn
 from mmrl_datasets.screens import write_screens
 from mmrl_datasets.table import Table
 from mmrl_environments.screens import Screens
 from mmrl_rewards.point_in_box import PointInBox
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SPLITS = ("points", "test_points", "train", "test", "warmup")
 
 
@@ -92,3 +94,18 @@ def test_screens_that_cannot_be_drawn_are_refused(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="cannot be drawn"):
             write_screens(tmp_path, **options)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_example_reads_screenshots_instructions_and_boxes(tmp_path: Path) -> None:
+    config = yaml.safe_load((EXAMPLES / "gui_grounding_qwen2_5_vl_3b_grpo.yaml").read_text())
+    Image.new("RGB", (1920, 1080)).save(tmp_path / "0.png")
+    row = {"screenshot": "0.png", "instruction": "Open the settings", "bbox": [480, 270, 960, 540]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    options = {key: value for key, value in config["data"]["train"].items() if key != "name"}
+    (read,) = Table(Table.Config(**{**options, "path": str(tmp_path / "rows.jsonl")})).load()
+    assert read.messages[0].content == "<image>Open the settings" and len(read.images) == 1
+    (reward,) = config["rewards"]
+    judge = PointInBox(PointInBox.Config(**{key: value for key, value in reward.items() if key != "name"}))
+    seen = ImageRef("a" * 64, 644, 364, "a.png", (1920, 1080))
+    texts = ['{"point_2d": [161, 91]}', '{"point_2d": [160, 91]}', '{"point_2d": [480, 270]}']
+    assert call(judge, make_rollouts(texts, answer=read.answer, images=(seen,))) == [1, 0, 0]

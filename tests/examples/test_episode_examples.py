@@ -21,22 +21,29 @@ from mmrl.system.clock import Clock
 from mmrl.types import EncodedPrompt, Message, Prompt, Sample
 from mmrl_datasets.lakes import write_lakes
 from mmrl_datasets.pages import write_pages
+from mmrl_datasets.screens import write_screens
 from mmrl_datasets.table import Table
 from tests.scripted_sampler import ScriptedSampler
 
 pytestmark = pytest.mark.full
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-CONFIGS = {"frozen_lake": ["frozen_lake_grpo.yaml"], "zoom": ["zoom_grpo.yaml", "zoom_tool.yaml"]}
+CONFIGS = {
+    "frozen_lake": ["frozen_lake_grpo.yaml"],
+    "screens": ["screens_grpo.yaml"],
+    "zoom": ["zoom_grpo.yaml", "zoom_tool.yaml"],
+}
+WORDS = ("left", "down", "right", "up", "zoom", "click", "type", "scroll", "assistant")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, and few rows of each example's data."""
     folder = tmp_path_factory.mktemp("episodes")
-    write_model(folder / "model", words=("left", "down", "right", "up", "zoom", "assistant"))
+    write_model(folder / "model", words=WORDS)
     write_lakes(folder / "frozen_lake", train=16, test=4, warmup=16)
     write_pages(folder / "zoom", train=16, test=4, warmup=16)
+    write_screens(folder / "screens", train=16, test=4, warmup=32)
     return folder
 
 
@@ -83,7 +90,8 @@ def test_a_demonstration_is_the_episode_that_its_turns_make(name: str, folder: P
     """The same tokens, masks and images, from the first to the last turn."""
     config = load_config([EXAMPLES / file for file in CONFIGS[name]]).config
     assert config.environment is not None
-    rows = list(Table(Table.Config(path=str(folder / name), split="warmup")).load())
+    loaded = Table(Table.Config(path=str(folder / name), split="warmup")).load()
+    rows = [row for row in loaded if row.columns.get("task") != "point"]  # which has no environment
     plain = [as_question(row) for row in rows]
     with EnvironmentPool(config.environment) as pool:
         played = Played(folder, pool, config)

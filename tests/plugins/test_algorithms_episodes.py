@@ -101,3 +101,19 @@ def test_dapo_replaces_groups_whose_environment_tells_no_difference(run: Any) ->
             assert line["rollout/acceptance_rate"] == pytest.approx(3 / sampled[step])
             assert line["correction/weight_mean"] == pytest.approx(1, abs=1e-5)
     assert sum(sampled.values()) > 6 and max(line.get("rollout/rounds", 0) for line in metrics(path).values()) > 1
+
+
+def test_one_constant_weighs_every_token_of_the_policy_alike_whatever_was_observed(run: Any) -> None:
+    """By hand: minus the sum of advantages over the policy's tokens, over episodes times ``sampler.max_new_tokens``."""
+    path = run("dr_grpo")
+    lengths, lines = set[tuple[int, int]](), metrics(path)
+    for step in (1, 2):
+        groups = [group for at, group in credited(path) if at == step]
+        sums, count = 0.0, 0
+        for group in groups:
+            for rollout, reward in zip(group.scored.rollouts, group.scored.rewards, strict=True):
+                tokens = int(rollout.mask.sum())
+                sums, count = sums + (reward - np.mean(group.scored.rewards)) * tokens, count + 1
+                lengths.add((tokens, int((~rollout.mask).sum())))
+        assert count == 9 and lines[step]["loss/policy"] == pytest.approx(-sums / (count * 14), abs=1e-6)
+    assert len({observed for _, observed in lengths}) > 1 and len({tokens for tokens, _ in lengths}) > 1

@@ -222,6 +222,15 @@ def test_coordinates_are_of_the_picture_as_it_is_shown(options: dict[str, Any], 
     assert environment._window.values["New"] == "on"
 
 
+def test_blank_pictures_are_grey_and_all_else_is_as_ever() -> None:
+    environment = begun(blank=True)
+    shown = [act(environment, text) for text in RIGHT]
+    for answer in shown[:3]:
+        (picture,) = answer.content
+        assert picture.size == (140, 100) and np.unique(np.asarray(picture)).tolist() == [128]
+    assert shown[-1].reward == 1
+
+
 def test_the_tool_takes_the_arguments_of_computer_use() -> None:
     environment = begun(action=None)
     calls: list[dict[str, Any]] = [
