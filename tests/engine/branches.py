@@ -15,7 +15,7 @@ from mmrl.rollout.episodes.branching import Branching
 from mmrl.rollout.episodes.player import EpisodePlayer
 from mmrl.rollout.episodes.pool import EnvironmentPool
 from mmrl.system.clock import Clock
-from mmrl.types import Branch, RolloutGroup
+from mmrl.types import Branch, EncodedPrompt, RolloutGroup
 from tests.engine.episodes import TEMPERATURE, whole_logprobs
 
 PICTURES = """
@@ -33,14 +33,14 @@ class Pictures(Environment):
 """
 
 
-def play_branches(sampler: Sampler, bench: Any, folder: Path) -> RolloutGroup:
+def play_branches(sampler: Sampler, prompt: EncodedPrompt, bench: Any, folder: Path) -> RolloutGroup:
     """Four episodes of three turns: one leaves the first before its second turn, one the second before its last."""
     (folder / "pictures.py").write_text(PICTURES)
     name = f"{folder / 'pictures.py'}:Pictures"
     limits = {"max_turns": 3, "max_turn_tokens": 6, "max_observation_tokens": 200, "max_images": 8, "workers": 1}
     spec = EnvironmentSpec.model_validate({"name": name, **limits})
     chooser: Any = SimpleNamespace(branch=lambda group, number: [Branch(0, 1), Branch(1, 2)])
-    request = SamplingRequest(bench.prompts[1], 4, TEMPERATURE, 64, seed=11)
+    request = SamplingRequest(prompt, 4, TEMPERATURE, 64, seed=11)
     with EnvironmentPool(spec) as pool:
         player = EpisodePlayer(spec, 64, (), pool, bench.encoder, bench.media)
         event = lambda kind, **fields: None  # noqa: E731
@@ -60,8 +60,8 @@ def assert_branches(group: RolloutGroup, reference: Any, media: Any) -> None:
         assert np.array_equal(child.sampler_logprobs[:shared], parent.sampler_logprobs[:shared])
         assert child.token_ids[shared:].tolist() != parent.token_ids[shared:].tolist()
         before = [image.hash for segment in parent.segments[: 2 * turn] for image in segment.images]
-        images = [image.hash for image in child.all_images]
-        assert images[1 : 1 + turn] == before and len(images) == len({*images}) == 1 + 2  # the prompt's, and two seen
+        images, own = [image.hash for image in child.all_images], len(group.prompt.images)
+        assert images[own : own + turn] == before and len(images) == len({*images}) == own + 2
         assert child.episode[:turn] == parent.episode[:turn]
     for rollout in group.rollouts:
         expected = whole_logprobs(reference, rollout, media)

@@ -202,8 +202,8 @@ def test_turns_of_episodes_are_exact_and_the_same_whenever_they_are_answered(vis
 def test_episodes_that_branch_after_a_picture_are_exact(vision_sampling, plain, tmp_path):
     setting, sampler = vision_sampling.bench, vision_sampling.sampler
     sampler.leave()
-    group = play_branches(sampler, setting, tmp_path)
+    group = play_branches(sampler, setting.prompts[1], setting, tmp_path)
     assert_branches(group, plain(setting.folder.path), setting.media)
     sampler.leave()
-    again = play_branches(sampler, setting, tmp_path)
+    again = play_branches(sampler, setting.prompts[1], setting, tmp_path)
     assert tokens([*again.rollouts]) == tokens([*group.rollouts])

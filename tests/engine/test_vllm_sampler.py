@@ -534,7 +534,7 @@ def test_turns_of_episodes_are_exact_and_the_same_whenever_they_are_answered(
     for other in found[1:]:
         episodes.assert_same(other, found[0])
     with engine.sampling() as sampler:
-        group = play_branches(sampler, vision, tmp_path)
+        group = play_branches(sampler, vision.prompts[0], vision, tmp_path)
     with engine.learning() as learner:
         learner.save(tmp_path)
     reference = plain(tmp_path / "model")
