@@ -10,6 +10,7 @@ from mmrl.config.sections import Config, LearnerConfig
 from mmrl.engine.footprint import PlannedModel
 from mmrl.engine.memory_needs import changed, memory_changes
 from mmrl.errors import ConfigError, ResourceError
+from mmrl.ops.cost import Work
 from mmrl.ops.sequence import RowPart, exchanged_numbers, repeated_heads
 from mmrl.runs.budget import gigabytes
 
@@ -61,7 +62,7 @@ def shared_rows(config: Config, model: PlannedModel, parts: Sequence[RowPart]) -
 def oversized_image(
     config: Config, model: PlannedModel, grids: Sequence[Grid], memory: int, *, samples: bool
 ) -> ResourceError | None:
-    """An error if the largest image alone is too much for a rank with all settings that take less.
+    """An error if the largest image is what is too much for a rank, with all settings that take less.
 
     Ranks that share a row divide its tokens, but each image goes through the tower on one of them.
 
@@ -77,11 +78,13 @@ def oversized_image(
     candidates = [
         changed(config, each) for each in memory_changes(config, model.shape, 1, model.sequence_sizes(config))
     ]
-    alone = RowPart(image, image)  # without one token of the language model
-    needed = min(
-        model.footprint(each, [alone], 1, samples=samples).least_memory(samples=samples) for each in candidates
-    )
-    if needed <= memory:
+
+    def least(row: Work) -> int:
+        parts = [RowPart.of(row, 1)]
+        found = (model.footprint(each, parts, 1, samples=samples) for each in candidates)
+        return min(each.least_memory(samples=samples) for each in found)
+
+    if not least(Work()) <= memory < (needed := least(image)):  # without one token of the language model
         return None
     return ResourceError(
         f"an image of {image.patches} patches, {tokens} tokens, needs {gigabytes(needed)} of a GPU that has "

@@ -110,6 +110,7 @@ def test_an_image_that_one_rank_cannot_hold_is_named(models: Callable[[str], Pat
     room = 1_800_000_000  # 1.5 GB of them for CUDA
     assert oversized_image(config, model, grids[:1], room, samples=False) is None
     assert oversized_image(config, model, grids, 4 * GB, samples=False) is None
+    assert oversized_image(config, model, grids, GB, samples=False) is None, "the weights do not fit either"
     error = oversized_image(config, model, grids, room, samples=False)
     assert error is not None and "an image of 160000 patches, 40000 tokens, needs " in error.what
     assert "data.max_pixels" in error.where and "on one rank, however many share its row" in error.what
