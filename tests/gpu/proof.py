@@ -59,7 +59,7 @@ SECTIONS = (
     Section("checkpoint", 45, LEARNS),
     Section("training", 70, (*LEARNS, "sklearn")),
     Section("endings", 60, LEARNS),
-    Section("ranks", 90, LEARNS, devices=2),
+    Section("ranks", 120, LEARNS, devices=2),
     Section("split", 90, LEARNS, devices=2),
     Section("vllm", 600, (*ENGINE, "vllm")),
     Section("sleep", 330, (*LEARNS, "vllm", "peft")),

@@ -1,4 +1,5 @@
-"""Two ranks, each with a device of its own: one gradient, whether one rank learns or two, and sampler = learner.
+"""Two ranks, each with a device of its own: one gradient, whether one rank learns, or two on rows of their own or on
+shared ones, and sampler = learner.
 
 The ranks are processes of this machine, so Ray need not be there; the driver's side is the one of a run on Ray.
 """
@@ -17,6 +18,7 @@ from tests.gpu.row import Row
 
 LOAD = Load(prompts=4, prompt_tokens=200, group=4, completion=40, budget=1000, image=None)
 LAYERS = 2
+SHARED = "ranks: 2 that share rows"
 NORM_LIMIT = 0.05
 """Relative difference of the gradients' norms in bfloat16."""
 
@@ -26,10 +28,11 @@ def run(bench: Bench) -> None:
     model = write(bench, bench.folder / "model", widths, vision=False)
     training = Training(bench, model, write_prompts(bench.folder / "data", LOAD), LOAD)
     found: list[Found] = []
-    for ranks in (1, 2):
-        bench.attempt(f"ranks: {ranks}", partial(_learn, bench, training, ranks, found))
-    if len(found) == 2:
-        bench.attempt("one rank = two", partial(_compare, bench, found))
+    for name, ranks, size in (("ranks: 1", 1, 1), ("ranks: 2", 2, 1), (SHARED, 2, 2)):
+        bench.attempt(name, partial(_learn, bench, training, ranks, size, found))
+    if len(found) == 3:
+        bench.attempt("one rank = two", partial(_compare, bench, found[:2]))
+        bench.attempt("one rank = two that share rows", partial(_compare, bench, found[::2]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +43,16 @@ class Found:
     logprobs: Sequence[Any]
 
 
-def _learn(bench: Bench, training: Training, ranks: int, found: list[Found], name: str) -> Row:
-    """Sample, compare with the learner, update."""
+def _learn(bench: Bench, training: Training, ranks: int, size: int, found: list[Found], name: str) -> Row:
+    """Sample, compare with the learner, update; ``size`` ranks share each row."""
     from mmrl.cluster import ray_ranks
     from mmrl.cluster.launch import start_engine
     from mmrl.ops.parity import LIMITS, Gap
     from mmrl.runs.setup import RunSetup
 
-    config = training.config(learner={"zero_stage": 3, "lr": 1e-4}, cluster={"name": "ray", "ranks": ranks})
-    setup = RunSetup(config, bench.folder / f"media-{ranks}")
+    learner = {"zero_stage": 3, "lr": 1e-4, "sequence_parallel_size": size}
+    config = training.config(learner=learner, cluster={"name": "ray", "ranks": ranks})
+    setup = RunSetup(config, bench.folder / f"media-{ranks}-{size}")
     ray_ranks.RayRanks = partial(ranks_of, bench.kind)  # type: ignore[assignment,misc]
     engine = start_engine(replace(setup.engine_spec(setup.algorithm, None), with_sampler=True))
     try:
