@@ -1,0 +1,195 @@
+"""The longest packed row that fits into a limit of memory on one, two and four ranks that share it, and the plan's.
+
+    python tests/benchmarks/longest_row.py [GIGABYTES]
+
+A row is a prompt with images and two completions that share it, of a model of 8 layers and 512 columns that keeps all
+activations. Each rank is a
+process that takes an update of a short row and then one of a long row; what it holds at most in the second one, above
+what it held before the engine was made, is measured by the kernel. Memory grows with the row in a straight line, so two
+lengths give the longest one, which is then tried. The plan's is found by `mmrl plan` of the same rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+SIDE, IMAGE_TOKENS = 448, 256
+"""Pixels of each side of an image, and its tokens."""
+SIZES = (1, 2, 4)
+LENGTHS = (1024, 2048)
+"""Tokens for each rank of the two rows that give a line."""
+STEP = 64
+"""Multiple of tokens to which lengths are rounded."""
+
+
+def parts(tokens: int) -> tuple[int, int, int]:
+    """Images, other tokens of the prompt and tokens of each completion of a row: a quarter is of completions, and
+    about three eighths are of images."""
+    completion = tokens // 8
+    images = tokens * 3 // 8 // IMAGE_TOKENS
+    return images, tokens - 2 * completion - images * IMAGE_TOKENS, completion
+
+
+def sections(folder: Path, tokens: int, size: int) -> dict[str, Any]:
+    """The config of a run of one such row a step."""
+    completion = parts(tokens)[2]
+    return {
+        "model": {"path": str(folder / "model"), "gradient_checkpointing": False},
+        "data": {
+            "train": {"name": "table", "path": str(folder / f"{tokens}.jsonl")},
+            "max_prompt_tokens": tokens,
+            "max_pixels": SIDE * SIDE,
+        },
+        "rewards": [{"name": "exact"}],
+        "algorithm": {"name": "grpo"},
+        "sampler": {"name": "hf", "group_size": 2, "max_new_tokens": completion},
+        "learner": {"zero_stage": 0, "tokens_per_microbatch": -(-tokens // size) + 1, "sequence_parallel_size": size},
+        "trainer": {"prompts_per_step": 1, "steps": 1},
+        "cluster": {"name": "ray", "ranks": size} if size > 1 else {},
+    }
+
+
+def write_rows(folder: Path, tokens: int) -> None:
+    """Write the dataset of one prompt with its images; its text has as many tokens as it takes, of two letters each."""
+    from PIL import Image
+
+    images, text, _ = parts(tokens)
+    names = [f"{number}.png" for number in range(images)]
+    for number, name in enumerate(names):
+        Image.new("RGB", (SIDE, SIDE), (number, 0, 0)).save(folder / name)
+    row = {"problem": "<image>" * images + "7" * (text - 2 * images - 10), "answer": "1", "images": names}
+    (folder / f"{tokens}.jsonl").write_text(json.dumps(row) + "\n")
+
+
+def measure(folder: Path, tokens: int, size: int) -> None:
+    """Print the bytes that this rank holds at most in the update of a row, above those from before the engine."""
+    import numpy as np
+
+    import deepspeed  # noqa: F401, isort: skip: what it takes is not the learner's
+
+    from mmrl.cluster.process import prepare_process
+    from mmrl.config.load import from_mapping
+    from mmrl.engine import device
+    from mmrl.engine.rank import RankEngine
+    from mmrl.engine.spec import EngineSpec
+    from mmrl.interfaces import Aggregation
+    from mmrl.ops.objective import training_rows
+    from mmrl.runs.setup import RunSetup
+    from mmrl.types import Sample, Segment
+
+    prepare_process()
+    config = from_mapping(sections(folder, tokens, size))
+    setup = RunSetup(config, folder / f"media-{os.environ['RANK']}")
+    prompt = setup.encoder.encode(setup.prompts[0])
+    completion = parts(tokens)[2]
+
+    def rows(count: int) -> list[Any]:
+        ids = np.full(count, 30, np.int32)
+        samples = [Sample(prompt, (Segment(ids, True, np.zeros(count, np.float32)),)) for _ in range(2)]
+        columns = {"advantages": [np.full(count, (-1.0) ** i) for i in range(2)]}
+        masks = [sample.mask for sample in samples]
+        made = training_rows(samples, masks, columns, np.zeros(2, int), Aggregation("token-mean"), range(2))
+        return list(made.values())
+
+    parts_of_run = (config, setup.folder, setup.media, setup.algorithm, len(prompt.images), False, None)
+    before = resident("VmRSS")
+    engine = RankEngine(EngineSpec(*parts_of_run), device.detect())
+    with engine.learning() as learner:
+        policy = learner.network("policy")
+        policy.update(rows(completion)[:1])  # the optimizer makes its states
+        Path("/proc/self/clear_refs").write_text("5")  # the kernel forgets the highest mark
+        policy.update(rows(completion))
+    print(json.dumps(resident("VmHWM") - before), flush=True)
+
+
+def resident(name: str) -> int:
+    """Bytes of this process's memory, now (VmRSS) or at most (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+
+
+def measured(folder: Path, tokens: int, size: int) -> int:
+    """Bytes of the rank that holds most."""
+    write_rows(folder, tokens)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, __file__, "rank", str(folder), str(tokens), str(size)],
+            env=environment(rank, size, port),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    try:
+        answers = [process.communicate()[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert not any(process.returncode for process in processes), "a rank has failed"
+    return max(int(json.loads(answer.splitlines()[-1])) for answer in answers)
+
+
+def environment(rank: int, size: int, port: int) -> dict[str, str]:
+    """A rank's variables. Each large tensor has pages of its own, which go back to the kernel with it."""
+    from mmrl.engine import device
+    from mmrl.engine.machine.interfaces import interface_of
+
+    place = {"rank": rank, "node_rank": rank, "world_size": size, "address": "127.0.0.1", "port": port}
+    own = {"TORCHELASTIC_USE_AGENT_STORE": "False", "OMP_NUM_THREADS": str(max(2 // size, 1))}
+    own |= {"MALLOC_MMAP_THRESHOLD_": str(2**16), "GLOO_SOCKET_IFNAME": interface_of("127.0.0.1") or "lo"}
+    return {**os.environ, **device.rank_variables("cpu", **place), **own}
+
+
+def planned(folder: Path, tokens: int, size: int) -> int:
+    """Bytes of a rank in the update of such a row, by `mmrl plan`."""
+    from mmrl.commands.plan.forecast import Assumptions, forecast
+    from mmrl.config.load import from_mapping
+
+    write_rows(folder, tokens)
+    config = from_mapping(sections(folder, tokens, size))
+    with tempfile.TemporaryDirectory() as media:
+        return int(forecast(config, Path(media), Assumptions()).data["learner"]["peak"])
+
+
+def longest(take: Callable[[int], int], limit: int, size: int) -> int:
+    """The longest row of which a rank holds at most ``limit`` bytes, by a line through two lengths."""
+    short, long = (size * each for each in LENGTHS)
+    low, high = take(short), take(long)
+    return int(short + (limit - low) * (long - short) / (high - low)) // STEP * STEP
+
+
+def main(limit: int) -> None:
+    from mmrl.engine.aids import tiny_model
+
+    tiny_model.SIZES["deep"] = tiny_model.Size(512, 1408, 8, 16, 64)
+    tiny_model.TEXT["max_position_embeddings"] = 2**17
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        with redirect_stdout(sys.stderr):
+            tiny_model.write_model(folder / "model", "qwen2_5_vl", size="deep")
+        print("| ranks | longest row, measured | its memory, GB | by the plan | difference |\n|---|---|---|---|---|")
+        for size in SIZES:
+            measure_one = partial(measured, folder, size=size)
+            found = longest(measure_one, limit, size)
+            own = longest(partial(planned, folder, size=size), limit, size)
+            held = measure_one(found)
+            print(f"| {size} | {found} | {held / 1e9:.3f} | {own} | {own / found - 1:+.1%} |", flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["rank"]:
+        measure(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    else:
+        main(int(float(sys.argv[1]) * 1e9) if sys.argv[1:] else 1_200_000_000)
