@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +10,8 @@ import numpy as np
 
 from mmrl.errors import contract_error, plugin_errors
 from mmrl.interfaces import Algorithm
+from mmrl.rollout.kept import Kept, experience_of
 from mmrl.types import IMAGE_PLACEHOLDER, EncodedPrompt, Experience, Prompt, Rollout, RolloutGroup, ScoredGroup
-
-Kept = Mapping[str, tuple[Experience, ...]]
-"""The rollouts that a run keeps, by their prompt's id, the oldest first. It is replaced and never changed."""
 
 
 def retried(algorithm: Algorithm, group: ScoredGroup) -> Prompt | None:
@@ -81,7 +79,7 @@ class Memory:
             places = list(self._algorithm.remember(group))
         allowed = [place for place in _own(group) if group.valid[place]]
         self._check("remember", places, allowed, "valid members", "return places of group.rollouts where group.valid")
-        return [_experience(group, int(place)) for place in places]
+        return [experience_of(group, int(place)) for place in places]
 
     def _recalled(self, group: ScoredGroup, kept: Sequence[Experience]) -> ScoredGroup:
         with plugin_errors(self._algorithm, "recall"):
@@ -115,16 +113,6 @@ def _is_of(prompt: EncodedPrompt, rollout: Rollout) -> bool:
     return same and np.array_equal(own.token_ids, prompt.token_ids)
 
 
-def _experience(group: ScoredGroup, member: int) -> Experience:
-    return Experience(
-        replace(group.rollouts[member], experts=None),
-        float(group.rewards[member]),
-        {name: float(values_G[member]) for name, values_G in group.components.items()},
-        {name: found[member] for name, found in group.answers.items()},
-        group.token_rewards[member] if group.token_rewards else None,
-    )
-
-
 def _with(group: ScoredGroup, member: int, kept: Experience) -> ScoredGroup:
     """A group with a kept rollout in a member's place; valid unless the group's greedy rollout is not."""
     prompt, valid = group.group.prompt, group.greedy is None or bool(group.greedy.valid[0])
@@ -145,23 +133,3 @@ def _with(group: ScoredGroup, member: int, kept: Experience) -> ScoredGroup:
 
 def _put(values: Any, place: int, value: Any) -> list[Any]:
     return [*values[:place], value, *values[place + 1 :]]
-
-
-def alone(kept: Experience) -> ScoredGroup:
-    """A kept rollout as a group of one, as records have it."""
-    return ScoredGroup(
-        RolloutGroup(kept.rollout.prompt, (kept.rollout,)),
-        np.array([kept.reward]),
-        np.ones(1, np.bool_),
-        {name: np.array([value]) for name, value in kept.components.items()},
-        answers={name: [answer] for name, answer in kept.answers.items()},
-        token_rewards=() if kept.token_rewards is None else (kept.token_rewards,),
-    )
-
-
-def kept_of(groups: Sequence[ScoredGroup]) -> Kept:
-    """The rollouts that ``alone`` has made these groups of, in their order."""
-    found: dict[str, tuple[Experience, ...]] = {}
-    for group in groups:
-        found[group.group.prompt.id] = (*found.get(group.group.prompt.id, ()), _experience(group, 0))
-    return found

@@ -14,7 +14,7 @@ from mmrl.errors import DataError
 from mmrl.interfaces import Algorithm, Needs
 from mmrl.rollout.batch import SampledStep
 from mmrl.rollout.collector import Collector
-from mmrl.rollout.experience import Kept
+from mmrl.rollout.kept import Kept
 from mmrl.rollout.records import carried_records, read_carried
 from mmrl.rollout.records.carried import UNFINISHED, experience_records, read_experience
 from mmrl.rollout.unfinished import CarriedGroup

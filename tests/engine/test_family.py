@@ -95,12 +95,12 @@ def test_a_familys_line_has_its_limits_with_those_that_follow_from_other_fields(
 def test_a_run_that_asks_for_a_feature_that_is_refused_there_has_the_line_as_answer(sampler, device, refused, limited):
     config = SimpleNamespace(
         sampler=SimpleNamespace(name=sampler, tensor_parallel_size=2),
-        learner=SimpleNamespace(share_prefix="auto", zero_stage=3),
+        learner=SimpleNamespace(share_prefix="auto", zero_stage=3, sequence_parallel_size=2),
         model=SimpleNamespace(lora=object()),
     )
     asked = asked_features(config)
-    assert asked.keys() == {sampler, "tensor_parallel", "sharing", "zero_3", "lora"}
-    assert asked_features(config, samples=False).keys() == {"sharing", "zero_3", "lora"}
+    assert asked.keys() == {sampler, "tensor_parallel", "sharing", "zero_3", "sequence", "lora"}
+    assert asked_features(config, samples=False).keys() == {"sharing", "zero_3", "sequence", "lora"}
     assert asked_features(config, learns=False).keys() == {sampler, "tensor_parallel"}
     error = limited.refusal(asked, device, None)
     if not refused:

@@ -10,7 +10,8 @@ import pytest
 
 from mmrl.errors import PluginError
 from mmrl.interfaces import Algorithm, Needs
-from mmrl.rollout.experience import Memory, alone, kept_of, retried
+from mmrl.rollout.experience import Memory, retried
+from mmrl.rollout.kept import alone, kept_of
 from mmrl.testing import make_rollouts
 from mmrl.types import GIVEN, ImageRef, Message, RolloutGroup, ScoredGroup
 

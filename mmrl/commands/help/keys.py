@@ -197,7 +197,9 @@ def _classes(source: ast.Module | None) -> dict[str, _Class]:
         if isinstance(node, ast.ClassDef):
             bases = tuple(ast.unparse(base) for base in node.bases)
             if bases and any(_is_config(base) for base in bases):
-                found[node.name] = _Class(bases, ast.get_docstring(node) or "", list(_own_fields(node.body)))
+                known = found.get(node.name, _Class((), "", []))  # the ``Config`` of another plugin of the module
+                text = known.help or ast.get_docstring(node) or ""
+                found[node.name] = _Class((*known.bases, *bases), text, [*known.fields, *_own_fields(node.body)])
     return found
 
 

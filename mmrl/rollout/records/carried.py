@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.rollout.experience import Kept, alone, kept_of
+from mmrl.rollout.kept import Kept, alone, kept_of
 from mmrl.rollout.records.lines import group_records
 from mmrl.rollout.records.reading import read_groups
 from mmrl.rollout.unfinished import CarriedGroup, UnfinishedGroup

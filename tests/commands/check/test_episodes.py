@@ -109,7 +109,7 @@ def test_scripts_are_played_and_shown_with_the_policys_part_marked(check: Callab
     prompt, turn, observation, _ = (part["text"] for part in right["conversation"])
     assert "There are 1 pictures." in prompt and "Look at a part." in prompt
     assert '"x": 1' in turn and turn.endswith("<|im_end|>")
-    (image,) = re.findall(r"\[image [0-9a-f]{8} (\d+)x(\d+), (\d+) tokens\]", observation)
+    (image,) = re.findall(r"\[image [0-9a-f]{8} (\d+)x(\d+)(?: of \d+x\d+)?, (\d+) tokens\]", observation)
     assert int(image[0]) * int(image[1]) == 28**2 * int(image[2]) and "seen at 1" in observation
     assert observation.rstrip().endswith("<|im_start|>assistant") and observation.count("<|im_end|>") == 1
     wrong = scripts["wrong call"]["episode"][0]

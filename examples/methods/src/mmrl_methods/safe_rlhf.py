@@ -16,15 +16,16 @@ with the clipped surrogate of PPO. The mean is over the costs of the last ``wind
       - {name: costs.py:harm, label: cost, weight: 0}
     algorithm: {name: safe_rlhf, cost: cost, threshold: 0.1}
 
-The cost is in no sum: a weight that it has is taken out again. The default options are those of the released code
-(``lambda_init`` 1, ``lambda_lr`` 0.1, ``lambda_max`` 5, ``window`` 128, ``kl`` 0.01). Its penalty for leaving the
+The cost is in no sum: a weight that it has is taken out again. The step of lambda and the default options
+(``lambda_init`` 1, ``lambda_lr`` 0.1, ``lambda_max`` 5, ``window`` 128, ``kl`` 0.01) are those of ports and notes of the
+authors' code, which was not read itself. There the penalty for leaving the
 initial policy is taken off the reward and added to the cost, which after the division is the frame's KL in the reward.
 
 Deviations from the paper, and why:
 
 - ``A_R`` and ``A_C`` are rewards and costs less the mean of the group, and come from no critics: a run has one. They
   are not divided by a deviation, which would cancel ``1 + lambda``.
-- Lambda moves at a step's end, after its costs; the code moves it before the update of the same step.
+- Lambda moves at a step's end, after its costs; in those ports it moves before the update of the same step.
 - Rows that no cost scores (``rewards[].sources``) have cost 0 in the advantage, and are not in the mean.
 """
 
