@@ -16,10 +16,10 @@ with the clipped surrogate of PPO. The mean is over the costs of the last ``wind
       - {name: costs.py:harm, label: cost, weight: 0}
     algorithm: {name: safe_rlhf, cost: cost, threshold: 0.1}
 
-The cost is in no sum: a weight that it has is taken out again. The step of lambda and the default options
-(``lambda_init`` 1, ``lambda_lr`` 0.1, ``lambda_max`` 5, ``window`` 128, ``kl`` 0.01) are those of ports and notes of the
-authors' code, which was not read itself. There the penalty for leaving the
-initial policy is taken off the reward and added to the cost, which after the division is the frame's KL in the reward.
+The cost is in no sum: a weight that it has is taken out again. The step of lambda and the default options are those of
+ports and notes of the authors' code, which was not read itself: ``lambda_init`` 1, ``lambda_lr`` 0.1, ``lambda_max`` 5,
+``window`` 128, ``kl`` 0.01. There the penalty for leaving the initial policy is taken off the reward and added to the
+cost, which after the division is the frame's KL in the reward.
 
 Deviations from the paper, and why:
 
