@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Teaches a tiny vision-language policy to click into drawn windows, and to operate them in two to four actions.
+# Trains a tiny vision-language policy to click into drawn windows, and to operate them in two to four actions.
 #
 #   bash examples/screens.sh [overrides of both runs of reinforcement learning]
 #   SEED=1                    of the model, the windows and the runs (default: 0)
