@@ -153,7 +153,7 @@ def groups(run: Path, step: int) -> list[list[dict[str, Any]]]:
     ],
     ids=["plain", "behind"],
 )
-def test_a_rejected_group_is_sampled_again_with_other_messages_and_another_seed(
+def test_a_rejected_group_is_sampled_again_with_other_messages(
     fake_runs: Runs, sections: dict[str, Any], points: Any
 ) -> None:
     run = cut(fake_runs, points, **HINTED, **sections)

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mmrl.config.sections import Config
 from mmrl.errors import PluginError
 from mmrl.interfaces import Algorithm, Needs
+from mmrl.rollout.collector import Collector
 from mmrl.rollout.experience import Memory, retried
 from mmrl.rollout.kept import alone, kept_of
 from mmrl.testing import make_rollouts
@@ -137,6 +139,22 @@ def test_a_retry_is_the_row_with_other_messages_and_counts() -> None:
     ]:
         with pytest.raises(PluginError, match=rf"retry {match}"):
             asked(answer)
+
+
+def test_each_try_of_a_prompt_has_a_seed_of_its_own() -> None:
+    config = Config.model_validate(
+        {
+            "model": {"path": "models/any"},
+            "data": {"train": {"name": "table", "path": "rows.jsonl"}},
+            "rewards": [{"name": "math"}],
+            "algorithm": {"name": "grpo"},
+        }
+    )
+    collector = Collector(config, Any, Any, print, event=print)  # type: ignore[arg-type]
+    prompt = group("ab", [0, 0]).group.prompt
+    tries = [replace(prompt, prompt=replace(prompt.prompt, retries=number)) for number in range(3)]
+    seeds = [collector._request(each, "", 2, 1.0).seed for each in [*tries, *tries]]
+    assert len({*seeds}) == 3 and seeds[:3] == seeds[3:]
 
 
 def test_an_algorithm_answers_nothing_until_it_is_written() -> None:
