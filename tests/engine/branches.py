@@ -50,7 +50,7 @@ def play_branches(sampler: Sampler, prompt: EncodedPrompt, bench: Any, folder: P
 
 
 def assert_branches(group: RolloutGroup, reference: Any, media: Any) -> None:
-    """What is shared is the parent's to the bit; all log-probs are those of plain transformers, to 1e-4."""
+    """Branches share their parent's tokens to the bit, and all log-probs equal plain transformers' to 1e-4."""
     first, second, third, fourth = group.rollouts
     for child, parent, turn in ((third, first, 1), (fourth, second, 2)):
         assert child.branch is not None and not child.failure and child.finish_reason == "turns"

@@ -15,7 +15,7 @@ def row(tokens: int, width: int, offset: float) -> torch.Tensor:
 
 
 def exchange(worker: Any, size: int, tokens: int) -> dict[str, Any]:
-    """What a rank of a group finds, with whole numbers and fractions that tell where each value came from."""
+    """The values that a rank of a group gets; their whole numbers and fractions tell where each came from."""
     from mmrl.engine.machine.meeting import join_group
     from mmrl.engine.network.sequence import SequenceGroup
 

@@ -56,7 +56,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Found:
-    """What a rank finds.
+    """The results of a rank's update.
 
     Attributes:
         scores: Log-probs or values of its samples, by their numbers; likewise ``single`` of each in a row of its own.

@@ -32,7 +32,7 @@ def test_loss_and_gradient_are_those_of_a_calculation_by_hand() -> None:
 
 
 def test_the_clip_is_for_sampled_tokens_alone() -> None:
-    """Of the wrong completion's tokens the first has half its ratio, below 0.8: no gradient."""
+    """The wrong completion's first token has the ratio 1/2, below 0.8, and so no gradient."""
     moved = {**GROUP, "log_probs": OLD - np.array([[np.log(2), 0.0], [np.log(2), 0.0]])}
     result = replay("luffy", moved)
     assert result.grad_log_probs[0, 0] == 0 and result.grad_log_probs[1, 0] != 0

@@ -36,7 +36,7 @@ def test_loss_and_gradient_are_those_of_a_calculation_by_hand() -> None:
 
 
 def test_quantiles_are_kept_away_from_where_a_transform_is_infinite() -> None:
-    """Of a pair, 0 and 1 become 1/2 and 1 for the logarithm, 1/2 and 1/2 for the normal."""
+    """The quantiles 0 and 1 of a pair become 1/2 and 1 for the logarithm, 1/2 and 1/2 for the normal."""
     pair = {key: value[:2] for key, value in THREE.items()}
     log = replay("qrpo", pair, options={"beta": 1.0, "transform": "log"})
     np.testing.assert_allclose(log.advantages, [math.log(0.5) - math.log(0.5), -math.log(0.5)])

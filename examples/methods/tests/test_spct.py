@@ -45,7 +45,7 @@ def scores(answering: Any) -> Scores:
 
 
 def test_votes_are_added_by_hand(scores: Scores) -> None:
-    """Of four votes 0, 1 and 3 can be read: 9, 10, 10 and 2, 3, 3, so means of 29/3 and 8/3, and 26/27 and 5/27."""
+    """Votes 0, 1 and 3 of four can be read. They are 9, 10, 10 and 2, 3, 3, whose means are 29/3 and 8/3."""
     good, bad, again = scores(["good", "bad", "good"], votes=4)
     assert good == again == pytest.approx({"score": 26 / 27, "votes": 3})
     assert bad == pytest.approx({"score": 5 / 27, "votes": 3})
