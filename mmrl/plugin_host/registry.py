@@ -64,6 +64,8 @@ _SPECS: Mapping[Kind, type[PluginSpec]] = {
     "monitor": MonitorSpec,
 }
 """Kinds of plugins for which the framework has options of its own beside the plugin's."""
+_FITTING: set[tuple[Kind, type[Plugin]]] = set()
+"""Given classes that have passed: each replay of an algorithm asks again, and signatures take a sixth of its time."""
 
 
 def is_file(name: str) -> bool:
@@ -196,7 +198,9 @@ def given(kind: Kind, plugin: Any, options: Mapping[str, Any] | None = None) -> 
         raise ValueError("options go with the name or the class of a plugin; this one has its options")
     cls = plugin if is_class else type(plugin)
     info = PluginInfo(kind, cls.__qualname__, cls.__module__, GIVEN, f"{cls.__module__}:{cls.__qualname__}")
-    _check_class(info, cls)
+    if (kind, cls) not in _FITTING:
+        _check_class(info, cls)
+        _FITTING.add((kind, cls))
     made: Plugin = _construct(info, plugin, options or {}) if is_class else plugin
     return made
 
