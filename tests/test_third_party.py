@@ -21,7 +21,6 @@ import yaml
 from mmrl.commands.cli import main
 from mmrl.interfaces import API_VERSION
 from mmrl.rollout.records import read_lines, recorded_steps
-from mmrl.system.version import DISTRIBUTION
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "third_party_plugin"
@@ -132,23 +131,29 @@ def folder(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFacto
     return folder
 
 
+SOUND = {
+    ("mmrl-lite-ppo", "algorithm", "lite_ppo"),
+    ("mmrl-lite-ppo", "reward", "repetition"),
+    ("mmrl-lite-ppo", "environment", "calculator"),
+    ("acme-rl", "algorithm", "acme_rl"),
+    ("acme-rl", "reward", "acme_rl"),
+    ("acme-rl", "environment", "acme_rl"),
+    ("acme-rl", "monitor", "acme_rl"),
+    ("faulty", "algorithm", "lite_ppo"),
+    ("faulty", "monitor", "faulty"),
+}
+
+
 @pytest.mark.full
 def test_installed_packages_are_checked_whatever_their_neighbours(site: Path, faulty: Path, household) -> None:
-    found = household.run("plugins", "--check", "--json", folder=site, PYTHONPATH=path_with(site, faulty))
+    unsound = {("faulty", *place.split(".")) for place in FAULTY} - SOUND
+    words = [f"{kind}:{distribution}:{name}" for distribution, kind, name in sorted(SOUND | unsound)]
+    path = path_with(site, faulty)
+    found = household.run("plugins", "--json", "--check", *words, folder=site, PYTHONPATH=path)
     assert found.returncode == 4, found.stderr
     rows = {(row["distribution"], row["kind"], row["name"]): row for row in json.loads(found.stdout)}
-    assert {key for key, row in rows.items() if row["status"] == "ok" and key[0] != DISTRIBUTION} == {
-        ("mmrl-lite-ppo", "algorithm", "lite_ppo"),
-        ("mmrl-lite-ppo", "reward", "repetition"),
-        ("mmrl-lite-ppo", "environment", "calculator"),
-        ("acme-rl", "algorithm", "acme_rl"),
-        ("acme-rl", "reward", "acme_rl"),
-        ("acme-rl", "environment", "acme_rl"),
-        ("acme-rl", "monitor", "acme_rl"),
-        ("faulty", "algorithm", "lite_ppo"),
-        ("faulty", "monitor", "faulty"),
-    }
-    assert {row["version"] for key, row in rows.items() if key[0] != DISTRIBUTION} == {"0.1.0"}
+    assert {key for key, row in rows.items() if row["status"] == "ok"} == SOUND
+    assert {row["version"] for row in rows.values()} == {"0.1.0"}
     for distribution in ("mmrl-lite-ppo", "faulty"):
         note = f"name taken twice, use {distribution}:lite_ppo"
         assert rows[distribution, "algorithm", "lite_ppo"]["note"] == note
@@ -205,11 +210,15 @@ def test_without_the_package_the_error_says_what_to_install(folder: Path, househ
     [[], pytest.param(["cluster.name=ray", "cluster.ranks=2"], marks=pytest.mark.slow)],
     ids=["local", "ray"],
 )
-def test_a_run_trains_with_the_packages_plugins_by_name(cluster, site: Path, folder: Path, household) -> None:
+def test_a_run_trains_with_the_packages_plugins_by_name(
+    cluster, site: Path, folder: Path, household, warm_mmrl: Callable[..., Any]
+) -> None:
     run = folder / ("ray" if cluster else "local")
-    result = household.run(
-        "train", "config.yaml", f"trainer.run_dir={run}", *cluster, folder=folder, PYTHONPATH=path_with(site)
-    )
+    words = ["train", "config.yaml", f"trainer.run_dir={run}", *cluster]
+    if cluster:
+        result = household.run(*words, folder=folder, PYTHONPATH=path_with(site))
+    else:
+        result = warm_mmrl(*words, folder=folder, site=site)
     assert result.returncode == 0, result.stderr
     environment = json.loads((run / "environment.json").read_text())
     assert {"mmrl-lite-ppo", "acme-rl"} <= {plugin["distribution"] for plugin in environment["plugins"]}
@@ -232,14 +241,13 @@ def test_a_run_trains_with_the_packages_plugins_by_name(cluster, site: Path, fol
 
 @pytest.mark.full
 def test_a_package_that_was_written_for_version_0_2_0_is_sound_and_trains_with_a_message(
-    folder: Path, household, tmp_path: Path
+    folder: Path, household, warm_mmrl: Callable[..., Any], tmp_path: Path
 ) -> None:
     source = shutil.copytree(ROOT / "tests" / "old_package", tmp_path / "source")  # pip writes into it
     site = install([source], tmp_path)
-    path = path_with(site)
     names = {"algorithm": "old_ppo", "reward": "old_length", "environment": "old_echo", "monitor": "old_empty"}
     words = [f"{kind}:{name}" for kind, name in names.items()]
-    found = household.run("plugins", "--json", "--check", *words, folder=site, PYTHONPATH=path)
+    found = household.run("plugins", "--json", "--check", *words, folder=site, PYTHONPATH=path_with(site))
     assert {row["name"]: row["status"] for row in json.loads(found.stdout)} == dict.fromkeys(names.values(), "ok")
     config: dict[str, Any] = yaml.safe_load((folder / "config.yaml").read_text())
     config["data"]["train"] = {"name": "old_sums"}
@@ -248,7 +256,7 @@ def test_a_package_that_was_written_for_version_0_2_0_is_sound_and_trains_with_a
     config |= {"monitors": [{"name": "old_empty"}], "trackers": [{"name": "old_lines"}]}
     config["trainer"]["run_dir"] = str(tmp_path / "run")
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    result = household.run("train", "config.yaml", folder=tmp_path, PYTHONPATH=path)
+    result = warm_mmrl("train", "config.yaml", folder=tmp_path, site=site)
     assert result.returncode == 0, result.stderr
     metrics = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert metrics["policy/grad_norm"] > 0 and 0 < metrics["reward/mean"] < 1 and metrics["old/gap"] < 1e-5

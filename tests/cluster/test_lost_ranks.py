@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
+from tests.cluster.test_two_nodes import assert_seen_by_the_doctor, assert_trained, sent_files
 from tests.faults.comparison import metrics
 
 pytestmark = pytest.mark.full
@@ -96,13 +97,14 @@ def test_a_run_survives_the_death_of_a_rank(
     start_cluster: Callable[[int, int], str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The run that no rank leaves has forks as ranks."""
+    """The second node sees none of the driver's files. The run that no rank leaves has forks as ranks."""
     monkeypatch.setenv("DEADLY", place)
     address = start_cluster(1, 1)
     settings = [f"algorithm.{key}={value}" for key, value in deadly.items()]
     settings += ["trainer.steps=3", "trainer.save_every=1", "trainer.max_restarts=1", f"sampler.name={sampler}"]
     settings += ["cluster.name=ray", "cluster.ranks=2", f"cluster.address={address}"]
     broken, unbroken = work / f"broken-{place}-{sampler}", work / f"unbroken-{place}-{sampler}"
+    before = sent_files()
     result = household.run("train", "config.yaml", *settings, f"trainer.run_dir={broken}", folder=work)
     assert result.returncode == 0, result.stderr
     assert Path(deadly["marker"]).read_text() == place.partition(":")[0]
@@ -111,6 +113,8 @@ def test_a_run_survives_the_death_of_a_rank(
     assert re.match(r"rank \d is gone", restart["message"])  # the others may end with it
     attempts = [json.loads(line) for line in (broken / "attempts.jsonl").read_text().splitlines()]
     assert [attempt["exit_code"] for attempt in attempts if "exit_code" in attempt] == [5, 0]
+    assert_trained(broken, 1, before)
+    assert_seen_by_the_doctor(household, work, [*settings, f"trainer.run_dir={broken}"])
     name = f"algorithm.name={Path(deadly['marker']).with_name('site') / 'deadly.py'}:Deadly"
     others = [each for each in settings if not each.startswith(("algorithm.name", "cluster.address"))]
     again = warm_mmrl("train", "config.yaml", *others, name, f"trainer.run_dir={unbroken}", folder=work)

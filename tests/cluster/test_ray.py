@@ -180,19 +180,32 @@ LAYOUTS = {
 each."""
 UNDER_RAY = ("two", "shared")
 """The ranks of the others are forks, which start in a fraction of the time and compute the same."""
+DRIVER = (
+    "import sys; from mmrl.commands.cli import main; code = main(sys.argv[1:]);"
+    "print(sorted({'deepspeed', 'vllm'} & set(sys.modules))); sys.exit(code)"
+)
+"""A command that tells at its end which engines its process has imported."""
 
 
 @pytest.fixture(scope="module")
 def trained(folder: Path, warm_mmrl: Callable[..., Any]) -> Iterator[Callable[[str], Path]]:
-    """The quickstart's run in a layout, carried out when it is first asked for; it leaves no process and no memory."""
+    """The quickstart's run in a layout, carried out when it is first asked for; it leaves no process and no memory.
+
+    Under Ray the driver imports no engine: it may be where there is no accelerator, which DeepSpeed would look for. And
+    the run has a cluster of its own, whatever the environment names.
+    """
     household = Household()
 
     @functools.cache
     def train(name: str) -> Path:
         before = shared_memory()
         words = ("train", QUICKSTART, "images.yaml", f"trainer.run_dir={name}", *LAYOUTS[name])
-        result = (household.run if name in UNDER_RAY else warm_mmrl)(*words, folder=folder)
+        if name in UNDER_RAY:
+            result = household.call("-c", DRIVER, *words, folder=folder, RAY_ADDRESS="127.0.0.1:1")
+        else:
+            result = warm_mmrl(*words, folder=folder)
         assert result.returncode == 0, result.stderr
+        assert name not in UNDER_RAY or result.stdout.splitlines()[-1] == "[]", result.stdout
         assert household.members_after(10) == {} and shared_memory() == before
         return folder / name
 
@@ -266,18 +279,6 @@ def test_sets_of_ranks_that_share_a_sampler_sample_beside_each_other(sizes, fold
     (numbers,) = (m for m in metrics(folder / run) if m["step"] == 1)
     assert numbers["mismatch/logprob_abs_max"] < 1e-4
     assert len(rollouts(folder / run, 1)) == 15
-
-
-@pytest.mark.full
-def test_the_driver_imports_no_engine_and_has_a_cluster_of_its_own(folder, household):
-    """It may run where there is no accelerator, which DeepSpeed looks for when it is imported."""
-    code = (
-        "import sys; from mmrl.commands.cli import main; code = main(sys.argv[1:]);"
-        "print(sorted({'deepspeed', 'vllm'} & set(sys.modules))); sys.exit(code)"
-    )
-    overrides = ["trainer.run_dir=driver", "trainer.steps=1", "cluster.name=ray", "cluster.ranks=2"]
-    result = household.call("-c", code, "train", "text.yaml", *overrides, folder=folder, RAY_ADDRESS="127.0.0.1:1")
-    assert (result.returncode, result.stdout.splitlines()[-1]) == (0, "[]"), result.stderr
 
 
 @pytest.mark.full
@@ -441,14 +442,15 @@ def test_messages_too_large_to_travel_in_rays_calls_arrive_whole(vision, ray_add
 
 
 @pytest.mark.full
-def test_a_rank_with_a_gpu_that_torch_cannot_use_is_refused(folder, household, tmp_path):
+def test_a_rank_with_a_gpu_that_torch_cannot_use_is_refused(folder, warm_mmrl, tmp_path):
+    """In a fork."""
     if torch.version.cuda:
         pytest.skip("this torch is built for CUDA")
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 580.95.05\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     words = ["train", "text.yaml", "trainer.run_dir=unused", "cluster.name=ray", "cluster.ranks=1"]
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    result = household.call("-m", "mmrl", *words, folder=folder, PATH=path)
+    result = warm_mmrl(*words, folder=folder, PATH=path)
     assert result.returncode == 5, result.stderr
     assert "built without CUDA" in result.stderr and "580.95.05" in result.stderr and "(rank 0)" in result.stderr
 

@@ -5,7 +5,8 @@ Groups of ranks have different rows, and each rank of a group the same ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,21 +112,28 @@ def config_of(case: Case, ranks: int, mixture: bool) -> dict[str, Any]:
     return sections | {name: sections.get(name, {}) | values for name, values in case.sections.items()}
 
 
-def learned(case: Case, folder: Path) -> Found:
-    """One optimizer step of a case."""
+def learned(case: Case, kinds: Sequence[Kind], folder: Path) -> Iterator[Found]:
+    """An optimizer step of a case on rows of each kind. A step moves no weight, and the next moment has none of it."""
     ranks, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
     opened = ModelFolder.open(str(case.model))
     config = from_mapping(config_of(case, ranks, opened.family.mixture))
     media = MediaStore(folder / f"media-{ranks}-{rank}", opened.image_sizes(3136, 50176))
     algorithm = registry.create("algorithm", config.algorithm)
     engine = RankEngine(EngineSpec(config, opened, media, algorithm, 1, with_sampler=False), "cpu")
-    made = (
-        short_samples(opened)
-        if case.kind == "short"
-        else {"samples": samples, "episodes": episodes}[case.kind](opened, media)
-    )
-    if config.learner.routing != "own":
-        made = [with_experts(sample, number) for number, sample in enumerate(made)]
+    for kind in kinds:
+        made = (
+            short_samples(opened)
+            if kind == "short"
+            else {"samples": samples, "episodes": episodes}[kind](opened, media)
+        )
+        if config.learner.routing != "own":
+            made = [with_experts(sample, number) for number, sample in enumerate(made)]
+        yield stepped(engine, case, made, opened, media)
+
+
+def stepped(engine: RankEngine, case: Case, made: Sequence[Sample], opened: ModelFolder, media: MediaStore) -> Found:
+    """One optimizer step."""
+    ranks, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
     masks = [sample.mask for sample in made]
     advantages = [np.full(len(mask), value) for mask, value in zip(masks, ADVANTAGES, strict=True)]
     order = np.arange(len(made))
@@ -199,8 +207,10 @@ def look(engine: RankEngine, folder: ModelFolder, media: MediaStore) -> tuple[li
 
 
 def learn(_: Any, cases: Sequence[Case], folder: Path) -> list[Found]:
-    """The steps of some cases, one after the other."""
+    """The steps of some cases, one after the other; those that differ in their rows alone share an engine."""
     torch.distributed.init_process_group("gloo")
-    found = [learned(case, folder) for case in cases]
+    found: list[Found] = []
+    for case, alike in itertools.groupby(cases, lambda case: replace(case, kind="samples")):
+        found += learned(case, [each.kind for each in alike], folder)
     torch.distributed.destroy_process_group()
     return found

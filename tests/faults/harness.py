@@ -47,7 +47,14 @@ PLUGINS = (
     ("dataset", "table"),
     ("tracker", "tensorboard"),
 )
-REAL = ("vllm", "vllm.v1.engine.llm_engine", "deepspeed", "mmrl.engine.rank")
+REAL = (
+    "vllm", "vllm.v1.engine.llm_engine", "deepspeed", "mmrl.engine.rank", "vllm.v1.worker.cpu_worker",
+    "vllm.v1.worker.cpu_model_runner", "vllm.model_executor.model_loader", "vllm.model_executor.models.qwen2_5_vl",
+    "transformers.tokenization_mistral_common", "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl",
+    "transformers.models.qwen2.modeling_qwen2", "deepspeed.runtime.engine", "deepspeed.module_inject.auto_ep_config",
+    "deepspeed.module_inject.auto_ep_layer", "torch.utils.serialization", "mmrl.step.audit",
+)  # fmt: skip
+"""What real runs import sooner or later; each of them, as a fork, would need two seconds for what is missing here."""
 ORPHANS_MAY_LIVE_S = 5.0
 COMMANDS_MAY_TAKE_S = 300.0
 Request = dict[str, Any]
@@ -165,17 +172,22 @@ class Nursery:
             left = [name for name in left if name in _shared_memory() and not is_held(name)]
         return End(**answer, memory=left, log=log.read_text(errors="replace"))
 
-    def command(self, *words: object, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    def command(
+        self, *words: object, folder: Path | None = None, site: Path | None = None, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         """``mmrl`` with these words, to its end, as ``subprocess.run`` would tell of it.
 
         Ranks of a cluster are forks too, in the place of Ray's actors.
 
         Args:
             folder: Where it runs; None for where the nursery does.
+            site: A folder of further installed packages.
+            environment: Variables that it has beside those of the nursery.
         """
         log, argv = self._new_log(), [*map(str, words)]
-        errors, place = log.with_suffix(".err"), str(folder or "")
-        answer = self._ask(argv=argv, log=str(log), errors=str(errors), cold=False, record="", blow=None, folder=place)
+        errors, places = log.with_suffix(".err"), {"folder": str(folder or ""), "site": str(site or "")}
+        request = {"cold": False, "record": "", "blow": None, "environment": environment, **places}
+        answer = self._ask(argv=argv, log=str(log), errors=str(errors), **request)
         assert not answer["orphans"], answer["orphans"]
         return subprocess.CompletedProcess(argv, answer["status"], log.read_text(), errors.read_text())
 
@@ -352,6 +364,9 @@ def run(request: Request) -> int:
         launch.start_engine = fake_engine.start_engine  # type: ignore[assignment]
     if request.get("folder"):
         os.chdir(request["folder"])
+    os.environ.update(request.get("environment", {}))
+    if request.get("site"):
+        sys.path.insert(0, request["site"])
     with ExitStack() as forks:
         if not request["cold"]:
             template = Template(fork=True)

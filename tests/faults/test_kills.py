@@ -28,9 +28,9 @@ from tests.faults.kill_sweep import (
     RESET,
     SCORED,
     Sweep,
-    random_kills,
     write_config,
 )
+from tests.warm_workers import Template
 
 SAVING = {"checkpoint.begin", "save.shard", "save.part", "save.state", "checkpoint.filled", "checkpoint.sealed",
           "checkpoint.renamed", "checkpoint.pruning", "directory.replacing",
@@ -45,6 +45,12 @@ def fakes(tmp_path_factory: pytest.TempPathFactory, models: Callable[[str], Path
     """The parent of runs with the fake engine."""
     with Nursery(tmp_path_factory.mktemp("fakes"), models("qwen2")) as nursery:
         yield nursery
+
+
+@pytest.fixture(scope="module")
+def real(warm_engines: Template, models: Callable[[str], Path]) -> Callable[[Path], Nursery]:
+    """Makes the parent of runs with real engines, with its logs in a folder."""
+    return lambda folder: Nursery(folder, models("qwen2"), real=True, template=warm_engines)
 
 
 @pytest.fixture(scope="module")
@@ -66,15 +72,20 @@ def check(sweep: Sweep, *blows: Blow, cold: bool = False) -> int:
 
 
 @pytest.mark.full
-def test_a_kill_at_any_point_of_saving_and_then_anywhere_changes_nothing(sweeps: dict[str, Sweep]) -> None:
+def test_a_kill_at_any_point_of_saving_and_then_at_another_changes_nothing(sweeps: dict[str, Sweep]) -> None:
+    """The second one is in the attempt that goes on from what the first one has left."""
     rng = np.random.default_rng(3)
     reached = {name: Counter(sweep.points) for name, sweep in sweeps.items()}
     assert set(reached["grpo"]) >= SAVING and set(reached["dapo"]) >= THINNING
+    points: dict[str, list[str]] = {name: [] for name in sweeps}
     for turn, point in enumerate(sorted(SAVING | THINNING)):
         name = "dapo" if point in THINNING else list(sweeps)[turn % len(sweeps)]
-        name = name if reached[name][point] else "grpo"
-        nth = int(rng.integers(1, reached[name][point] + 1))
-        assert check(sweeps[name], Blow(at=("point", point, nth)), *random_kills(sweeps[name], rng)[:1])
+        points[name if reached[name][point] else "grpo"].append(point)
+    for name, own in points.items():
+        for first, *second in (own[start : start + 2] for start in range(0, len(own), 2)):
+            nth = int(rng.integers(1, reached[name][first] // 2 + 2))
+            blows = [Blow(at=("point", first, nth)), *(Blow(at=("point", point, 1)) for point in second)]
+            assert check(sweeps[name], *blows) == len(blows)
 
 
 @pytest.mark.parametrize(
@@ -123,21 +134,20 @@ def test_the_best_checkpoint_is_that_of_the_best_evaluation(sweeps: dict[str, Sw
     "name", [pytest.param("refilled", marks=pytest.mark.full), pytest.param("episodes", marks=pytest.mark.slow)]
 )
 def test_episodes_repeat_whatever_their_tools_take_also_after_four_kills(
-    tmp_path: Path, models: Callable[[str], Path], name: str
+    fakes: Nursery, tmp_path: Path, models: Callable[[str], Path], name: str
 ) -> None:
-    with Nursery(tmp_path, models("qwen2")) as nursery:
-        sweep = Sweep(nursery, write_config(tmp_path, models("qwen2"), name, EPISODES[name]))
-        sweep.begin()
-        assert not sweep.failures, "\n".join(sweep.failures)
-        played = [rollout.rollout.episode for rollout in read_rollouts(sweep.unbroken)]
-        assert {len(turns) for turns in played} > {1, 3} and any(turns[-1].done for turns in played)
-        if name == "refilled":
-            assert any(values.get("rollout/rounds", 0) > 1 for values in metrics(sweep.unbroken).values())
-        waits = {two.began - one.finished for turns in played for one, two in pairwise(turns)}
-        assert waits and min(waits) == 3, "answers are read after environment.latency_steps"
-        points = (("rollouts.begin", 1), ("checkpoint.renamed", 2), ("rollouts.renamed", 1))
-        blows = [Blow(at=("point", *point)) for point in points]
-        assert check(sweep, *blows, Blow(at=("s", 0.2 * sweep.seconds))) == 4
+    sweep = Sweep(fakes, write_config(tmp_path, models("qwen2"), name, EPISODES[name]))
+    sweep.begin()
+    assert not sweep.failures, "\n".join(sweep.failures)
+    played = [rollout.rollout.episode for rollout in read_rollouts(sweep.unbroken)]
+    assert {len(turns) for turns in played} > {1, 3} and any(turns[-1].done for turns in played)
+    if name == "refilled":
+        assert any(values.get("rollout/rounds", 0) > 1 for values in metrics(sweep.unbroken).values())
+    waits = {two.began - one.finished for turns in played for one, two in pairwise(turns)}
+    assert waits and min(waits) == 3, "answers are read after environment.latency_steps"
+    points = (("rollouts.begin", 1), ("checkpoint.renamed", 2), ("rollouts.renamed", 1))
+    blows = [Blow(at=("point", *point)) for point in points]
+    assert check(sweep, *blows, Blow(at=("s", 0.2 * sweep.seconds))) == 4
 
 
 @pytest.mark.parametrize(
@@ -175,8 +185,9 @@ def test_a_kill_of_a_run_that_samples_in_parts_changes_nothing(
     assert check(sweep, *(Blow(signal.SIGTERM, ("point", *point)) for point in (("fake.step", 20), ("fake.cut", 1))))
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", COMPARED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full if name == "dpo" else pytest.mark.slow) for name in COMPARED]
+)
 def test_a_kill_at_each_stage_of_a_run_on_candidates_changes_nothing(
     fakes: Nursery, tmp_path: Path, models: Callable[[str], Path], name: str
 ) -> None:
@@ -194,8 +205,10 @@ def test_a_kill_at_each_stage_of_a_run_on_candidates_changes_nothing(
 
 
 @pytest.mark.slow
-def test_a_kill_of_real_engines_changes_nothing(tmp_path: Path, models: Callable[[str], Path]) -> None:
-    with Nursery(tmp_path, models("qwen2"), real=True) as nursery:
+def test_a_kill_of_real_engines_changes_nothing(
+    tmp_path: Path, models: Callable[[str], Path], real: Callable[[Path], Nursery]
+) -> None:
+    with real(tmp_path) as nursery:
         sweep = Sweep(nursery, write_config(tmp_path, models("qwen2"), "real", REAL))
         sweep.begin(is_slow=True)
         assert check(sweep, Blow(at=("point", "save.state", 4)), Blow(at=("s", sweep.seconds * 0.8)))
@@ -204,10 +217,10 @@ def test_a_kill_of_real_engines_changes_nothing(tmp_path: Path, models: Callable
 
 @pytest.mark.full
 def test_a_kill_of_real_engines_that_sample_in_parts_changes_nothing(
-    tmp_path: Path, models: Callable[[str], Path]
+    tmp_path: Path, models: Callable[[str], Path], real: Callable[[Path], Nursery]
 ) -> None:
     """After a step that no checkpoint has, with completions in the middle."""
-    with Nursery(tmp_path, models("qwen2"), real=True) as nursery:
+    with real(tmp_path) as nursery:
         sweep = Sweep(nursery, write_config(tmp_path, models("qwen2"), "parts", REAL_PARTS))
         sweep.begin(is_slow=True)
         assert not sweep.failures, "\n".join(sweep.failures)
@@ -216,10 +229,10 @@ def test_a_kill_of_real_engines_that_sample_in_parts_changes_nothing(
 
 @pytest.mark.slow
 def test_a_kill_of_real_engines_of_which_the_sampler_is_behind_changes_nothing(
-    tmp_path: Path, models: Callable[[str], Path]
+    tmp_path: Path, models: Callable[[str], Path], real: Callable[[Path], Nursery]
 ) -> None:
     """While both sides work; within a checkpoint, which holds a batch; and by a signal."""
-    with Nursery(tmp_path, models("qwen2"), real=True) as nursery:
+    with real(tmp_path) as nursery:
         sweep = Sweep(nursery, write_config(tmp_path, models("qwen2"), "behind", REAL_BEHIND))
         sweep.begin(is_slow=True)
         assert not sweep.failures, "\n".join(sweep.failures)
@@ -232,11 +245,11 @@ def test_a_kill_of_real_engines_of_which_the_sampler_is_behind_changes_nothing(
     "name", [pytest.param(name, marks=pytest.mark.full if name == "reset" else pytest.mark.slow) for name in RESET]
 )
 def test_a_kill_of_real_engines_between_a_reset_and_the_next_checkpoint_changes_nothing(
-    tmp_path: Path, models: Callable[[str], Path], name: str
+    tmp_path: Path, models: Callable[[str], Path], real: Callable[[Path], Nursery], name: str
 ) -> None:
     """In step 3, after the reset of step 2; in step 5, so that the run goes on from a reference that is no checkpoint's
     policy; and within the checkpoint after the reset of step 6."""
-    with Nursery(tmp_path, models("qwen2"), real=True) as nursery:
+    with real(tmp_path) as nursery:
         sweep = Sweep(nursery, write_config(tmp_path, models("qwen2"), name, RESET[name]))
         sweep.begin(is_slow=True)
         assert not sweep.failures, "\n".join(sweep.failures)
@@ -252,10 +265,10 @@ def test_a_kill_of_real_engines_between_a_reset_and_the_next_checkpoint_changes_
     "name", [pytest.param(name, marks=pytest.mark.full if name == "scored" else pytest.mark.slow) for name in SCORED]
 )
 def test_a_kill_of_a_real_reward_model_changes_nothing(
-    tmp_path: Path, models: Callable[[str], Path], name: str
+    tmp_path: Path, models: Callable[[str], Path], real: Callable[[Path], Nursery], name: str
 ) -> None:
     """Between two steps, within a checkpoint and after one."""
-    with Nursery(tmp_path, models("qwen2"), real=True) as nursery:
+    with real(tmp_path) as nursery:
         sweep = Sweep(nursery, write_config(tmp_path, models("qwen2"), name, SCORED[name]))
         sweep.begin(is_slow=True)
         assert not sweep.failures, "\n".join(sweep.failures)
@@ -272,11 +285,11 @@ def test_a_kill_of_a_real_reward_model_changes_nothing(
     [pytest.param(name, marks=pytest.mark.full if name == "critic_lora" else pytest.mark.slow) for name in CRITICS],
 )
 def test_a_kill_of_real_engines_with_two_networks_changes_nothing(
-    tmp_path: Path, models: Callable[[str], Path], name: str
+    tmp_path: Path, models: Callable[[str], Path], real: Callable[[Path], Nursery], name: str
 ) -> None:
     """Between the states of the two in the first checkpoint; in the step after which the policy begins to learn; and
     between an optimizer step and the checkpoint."""
-    with Nursery(tmp_path, models("qwen2"), real=True) as nursery:
+    with real(tmp_path) as nursery:
         sweep = Sweep(nursery, write_config(tmp_path, models("qwen2"), name, CRITICS[name]))
         sweep.begin(is_slow=True)
         assert not sweep.failures, "\n".join(sweep.failures)
