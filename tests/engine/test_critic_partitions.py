@@ -66,8 +66,11 @@ def taken(start: Any, start_ranks: Any, vision: Any, tmp_path_factory: pytest.Te
     return take
 
 
-CASES = [(2, 1, 0), (4, 1, 0)] + [
-    pytest.param(*case, marks=pytest.mark.full) for case in ((1, 2, 0), (4, 2, 0), (4, 1, 3), (2, 2, 3))
+CASES = [
+    (2, 1, 0),
+    (4, 1, 0),
+    *(pytest.param(*case, marks=pytest.mark.full) for case in ((4, 2, 0), (2, 2, 3))),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 2, 0), (4, 1, 3))),
 ]
 
 

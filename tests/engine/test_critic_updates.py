@@ -26,7 +26,7 @@ EPS, MAX_NORM = 1e-5, 60.0
 NAMES = ("critic/loss", "critic/grad_norm", "critic/lr")
 
 
-@pytest.mark.parametrize("family", families("packing"))
+@pytest.mark.parametrize("family", families("packing", sweep=pytest.mark.slow))
 def test_values_in_a_packed_row_equal_plain_transformers_one_by_one(family, bench, plain):
     """Values, those after the last token, the loss, and every parameter's gradient."""
     setting = bench(family)

@@ -470,8 +470,11 @@ def moment_of(worker: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(
-    params=[pytest.param(("qwen2_5_vl", False), marks=SLOW), ("qwen2_5_vl", True), ("internvl", True)],
-    ids=["tied", "untied", "tiles"],
+    params=[
+        pytest.param(("qwen2_5_vl", False), marks=SLOW, id="tied"),
+        pytest.param(("qwen2_5_vl", True), id="untied"),
+        pytest.param(("internvl", True), marks=SLOW, id="tiles"),
+    ]
 )
 def many_chunks(request, bench, start_ranks, plain) -> Iterator[Any]:
     """Two ranks at ZeRO 3 that compute four tokens' logits at a time, and drop every gathered weight after its use."""

@@ -203,8 +203,10 @@ def test_what_was_sampled_from_noise_is_learned_given_the_images_themselves(budg
 
 
 @FULL
-@pytest.mark.parametrize("name", ["papo", "noisy"])
-@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize(
+    ("name", "stage"),
+    [("papo", 3), ("noisy", 0), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("papo", 0), ("noisy", 3)))],
+)
 def test_two_ranks_find_the_gradient_of_two_plain_passes(stage, name, request, vision, start_ranks):
     options = {"papo": PAPO, "noisy": NOISY}[name]
     rows, expected, *_ = request.getfixturevalue(name)

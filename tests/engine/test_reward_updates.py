@@ -108,7 +108,7 @@ def test_a_conversation_has_the_ids_of_its_templates_whole_text(family, bench, p
             assert rollout.segments[0].by_policy and not any(each.by_policy for each in rollout.segments[1:])
 
 
-@pytest.mark.parametrize("family", families("packing"))
+@pytest.mark.parametrize("family", families("packing", sweep=pytest.mark.slow))
 def test_scores_in_a_packed_row_equal_plain_transformers_one_by_one(family, bench, plain):
     """The loss, the scores and every parameter's gradient."""
     setting, algorithm = bench(family), bradley_terry()

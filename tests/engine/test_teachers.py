@@ -92,8 +92,14 @@ def test_features_are_shared_where_the_towers_weights_are_equal(tower, passes, v
 
 
 @FULL
-@pytest.mark.parametrize("stage", [1, 3])
-@pytest.mark.parametrize("model", [FROZEN, {"lora": LORA}], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    ("model", "stage"),
+    [
+        pytest.param(model, stage, id=f"{name}-{stage}", marks=[pytest.mark.slow] * ((name == "lora") == (stage == 1)))
+        for name, model in (("full", FROZEN), ("lora", {"lora": LORA}))
+        for stage in (1, 3)
+    ],
+)
 def test_two_ranks_score_as_plain_transformers_with_a_teacher(model, stage, other, vision, plain, start_ranks):
     sections = {"model": {"path": vision.folder.path, "dtype": "float32", **model}, "learner": {"zero_stage": stage}}
     sections["cluster"] = {"name": "ray", "ranks": 2}

@@ -27,6 +27,11 @@ def full(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.full)
 
 
+def slow(*values: Any) -> Any:
+    """A case of the slow tier: another hook has this way."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def cut(runs: Runs, points: Any, **sections: Any) -> Path:
     """A run that was killed at each of these points, which is that of one that was left alone."""
     assert runs.train(runs.config("whole", **sections)) == 0
@@ -47,7 +52,7 @@ def lines(run: Path, step: int) -> list[dict[str, Any]]:
     [
         ({}, [("fake.generate", 2), ("fake.update", 2)]),
         full({**SPLIT, "trainer": {"staleness": 2, "steps": 5}}, [("fake.sample", 6), ("checkpoint.filled", 1)]),
-        full({"sampler": {"partial": {"engine_steps": 16}, "max_new_tokens": 40}}, [("fake.update", 2)]),
+        slow({"sampler": {"partial": {"engine_steps": 16}, "max_new_tokens": 40}}, [("fake.update", 2)]),
     ],
     ids=["plain", "behind", "in parts"],
 )
@@ -79,7 +84,7 @@ def shown(runs: Runs, **sections: Any) -> dict[str, Any]:
     ("sections", "points"),
     [
         ({}, [("fake.generate", 2), ("fake.update", 2)]),
-        full({**SPLIT, "trainer": {"staleness": 2, "steps": 5}}, [("fake.sample", 6), ("checkpoint.filled", 1)]),
+        slow({**SPLIT, "trainer": {"staleness": 2, "steps": 5}}, [("fake.sample", 6), ("checkpoint.filled", 1)]),
         full({"sampler": {**SHORT, "partial": {"engine_steps": 16}}}, [("fake.update", 2)]),
     ],
     ids=["plain", "behind", "in parts"],

@@ -30,6 +30,11 @@ def full(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.full)
 
 
+def slow(*values: Any) -> Any:
+    """A case of the slow tier: the others have each of its values."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def config(runs: Runs, name: str, lag: int, **sections: Any) -> Path:
     trainer = {"steps": 7, "prompts_per_step": 3, "save_every": 1, "staleness": lag, "run_dir": str(runs.folder / name)}
     trainer |= sections.get("trainer", {})
@@ -40,7 +45,7 @@ def versions(run: Path, step: int) -> set[int]:
     return {record["weight_version"] for record in rollouts(run, step)}
 
 
-@pytest.mark.parametrize("lag", [0, full(1), 2, full(4)])
+@pytest.mark.parametrize("lag", [0, slow(1), 2, full(4)])
 def test_each_batch_is_sampled_with_the_version_of_the_schedule(fake_runs: Runs, lag: int) -> None:
     learner = {"lr": 1e-2, "minibatches": 2}
     assert fake_runs.train(config(fake_runs, "run", lag, learner=learner)) == 0
@@ -68,14 +73,7 @@ SOURCES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(
     ("lag", "name"),
-    [
-        (1, "grpo"),
-        full(2, "dapo"),
-        full(4, "grpo"),
-        full(1, "episodes"),
-        pytest.param(2, "episodes", marks=pytest.mark.slow),
-        pytest.param(4, "dapo", marks=pytest.mark.slow),
-    ],
+    [(1, "grpo"), full(4, "dapo"), full(2, "episodes"), slow(4, "grpo"), slow(1, "episodes"), slow(2, "dapo")],
 )
 def test_two_runs_with_other_clocks_write_the_same_files(
     fake_runs: Runs, monkeypatch: pytest.MonkeyPatch, lag: int, name: str
@@ -96,8 +94,7 @@ def test_two_runs_with_other_clocks_write_the_same_files(
     assert not compare(fake_runs.folder / "one", fake_runs.folder / "two")
 
 
-@pytest.mark.parametrize("name", ["grpo", full("dapo")])
-@pytest.mark.parametrize("lag", [1, full(3)])
+@pytest.mark.parametrize(("lag", "name"), [(1, "grpo"), full(3, "dapo"), slow(1, "dapo"), slow(3, "grpo")])
 def test_a_run_that_is_cut_anywhere_equals_one_that_was_left_alone(fake_runs: Runs, lag: int, name: str) -> None:
     """Killed while a batch is sampled, published, learned from and saved; the checkpoint's batches are learned from."""
     sections = {**SOURCES[name], "trainer": {"save_every": 2, "steps": 6}}
@@ -116,7 +113,7 @@ def test_a_run_that_is_cut_anywhere_equals_one_that_was_left_alone(fake_runs: Ru
     [
         ("fake.sample", 11),
         ("fake.update", 3),
-        full("fake.sample", 2),
+        slow("fake.sample", 2),
         full("fake.publish", 3),
         full("checkpoint.filled", 2),
     ],
@@ -135,7 +132,7 @@ def test_a_signal_at_any_moment_saves_a_whole_step_with_its_batches(fake_runs: R
     assert not compare(fake_runs.folder / "broken", fake_runs.folder / "whole", same_checkpoints=False)
 
 
-@pytest.mark.parametrize(("lag", "count"), [(2, 8), full(2, 2), full(0, 2), full(0, 8)])
+@pytest.mark.parametrize(("lag", "count"), [(2, 8), full(0, 2), slow(2, 2), slow(0, 8)])
 def test_lost_ranks_that_sample_start_again_and_their_batch_is_sampled_again(
     fake_runs: Runs, lag: int, count: int
 ) -> None:
@@ -285,8 +282,7 @@ def test_a_fork_takes_the_images_of_its_batches_along(models: Any, picture: Any,
         ]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("lag", [1, 3])
+@pytest.mark.parametrize("lag", [slow(1), full(3)])
 def test_rows_that_are_read_as_they_are_reached_count_as_in_a_run_that_was_left_alone(
     fake_runs: Runs, lag: int
 ) -> None:

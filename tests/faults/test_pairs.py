@@ -97,6 +97,7 @@ def test_a_preference_is_learned_from_the_picture_and_goes_on_to_the_same_bits_a
     assert [event["step"] for event in events(runs.folder / "run", "resumed")] == [12]
 
 
+@pytest.mark.slow  # test_lost_ranks.py has two ranks that go on to the same bits
 def test_two_ranks_go_on_to_the_same_bits_after_a_kill_while_a_checkpoint_is_written(
     runs: Runs, nursery: Any, warm_mmrl: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:

@@ -86,8 +86,17 @@ POINTS = ("fake.step", 30), ("fake.cut", 2), ("fake.update", 2), ("checkpoint.fi
 """Moments of kills: in sampling, at its stop, in learning, and around a checkpoint."""
 
 
-@pytest.mark.parametrize("lag", [0, pytest.param(2, marks=pytest.mark.full)])
-@pytest.mark.parametrize("name", ["grpo", FULL[0], pytest.param("episodes", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "lag"),
+    [
+        ("grpo", 0),
+        pytest.param("dapo", 2, marks=pytest.mark.full),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("grpo", 2), ("dapo", 0), ("episodes", 0), ("episodes", 2))
+        ),
+    ],
+)
 def test_a_run_that_is_killed_anywhere_equals_one_that_was_left_alone(fake_runs: Runs, name: str, lag: int) -> None:
     sections = {"trainer": {"staleness": lag, "save_every": 2}, "cluster": SPLIT if lag else {}}
     assert fake_runs.train(config(fake_runs, "whole", name, **sections)) == 0

@@ -789,7 +789,7 @@ def test_a_damaged_checkpoint_after_a_lost_rank_is_not_counted_among_the_newest(
     assert outcome(run) == outcome(fake_runs.folder / "plain")
 
 
-@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.full), 2, pytest.param(5, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(5, marks=pytest.mark.full)])
 def test_a_lost_rank_costs_the_steps_since_the_checkpoint_and_nothing_else(fake_runs: Runs, count):
     trainer = {"steps": 6, "save_every": 2}
     assert fake_runs.train(fake_runs.config("plain", trainer=trainer)) == 0
