@@ -1,16 +1,18 @@
 """The longest packed row that fits into a limit of memory on one, two and four ranks that share it, and the plan's.
 
-    python tests/benchmarks/longest_row.py [GIGABYTES]
+    python tests/benchmarks/longest_row.py [MEGABYTES]
 
-A row is a prompt with images and two completions that share it, of a model of 8 layers and 512 columns that keeps all
-activations. Each rank is a
-process that takes an update of a short row and then one of a long row; what it holds at most in the second one, above
-what it held before the engine was made, is measured by the kernel. Memory grows with the row in a straight line, so two
-lengths give the longest one, which is then tried. The plan's is found by `mmrl plan` of the same rows.
+A row is a prompt with images and two completions that share it, of a model of 8 layers and 256 columns, without and
+with gradient checkpointing. Each rank is a process that takes an update of a short row and then of longer ones. The
+kernel tells by how much each one raises what the process holds; weights, gradients and averages are added to that.
+Gradients are there from the start, as an earlier micro-batch of the same optimizer step leaves them. Memory grows with
+the row in a straight line, so two lengths give the longest one, which is then tried. The plan's is found by `mmrl plan`
+of such rows.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -23,13 +25,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-SIDE, IMAGE_TOKENS = 448, 256
+SIDE, IMAGE_TOKENS = 224, 64
 """Pixels of each side of an image, and its tokens."""
 SIZES = (1, 2, 4)
 LENGTHS = (1024, 2048)
 """Tokens for each rank of the two rows that give a line."""
 STEP = 64
 """Multiple of tokens to which lengths are rounded."""
+MOST = 2**17
+"""Tokens of a row that the model takes."""
 
 
 def parts(tokens: int) -> tuple[int, int, int]:
@@ -40,11 +44,11 @@ def parts(tokens: int) -> tuple[int, int, int]:
     return images, tokens - 2 * completion - images * IMAGE_TOKENS, completion
 
 
-def sections(folder: Path, tokens: int, size: int) -> dict[str, Any]:
-    """The config of a run of one such row a step."""
+def sections(folder: Path, tokens: int, size: int, checkpointing: bool) -> dict[str, Any]:
+    """The config of a run of one such row a micro-batch."""
     completion = parts(tokens)[2]
     return {
-        "model": {"path": str(folder / "model"), "gradient_checkpointing": False},
+        "model": {"path": str(folder / "model"), "gradient_checkpointing": checkpointing},
         "data": {
             "train": {"name": "table", "path": str(folder / f"{tokens}.jsonl")},
             "max_prompt_tokens": tokens,
@@ -71,15 +75,15 @@ def write_rows(folder: Path, tokens: int) -> None:
     (folder / f"{tokens}.jsonl").write_text(json.dumps(row) + "\n")
 
 
-def measure(folder: Path, tokens: int, size: int) -> None:
-    """Print the bytes that this rank holds at most in the update of a row, above those from before the engine."""
+def measure(folder: Path, limit: int, size: int, checkpointing: bool) -> None:
+    """Print the longest row, and the bytes of the rank that holds most in its update."""
     import numpy as np
+    import torch
 
     import deepspeed  # noqa: F401, isort: skip: what it takes is not the learner's
 
     from mmrl.cluster.process import prepare_process
     from mmrl.config.load import from_mapping
-    from mmrl.engine import device
     from mmrl.engine.rank import RankEngine
     from mmrl.engine.spec import EngineSpec
     from mmrl.interfaces import Aggregation
@@ -88,28 +92,49 @@ def measure(folder: Path, tokens: int, size: int) -> None:
     from mmrl.types import Sample, Segment
 
     prepare_process()
-    config = from_mapping(sections(folder, tokens, size))
-    setup = RunSetup(config, folder / f"media-{os.environ['RANK']}")
-    prompt = setup.encoder.encode(setup.prompts[0])
-    completion = parts(tokens)[2]
+    own = folder / f"rank-{os.environ['RANK']}"
+    own.mkdir(exist_ok=True)
+    (own / "model").symlink_to(folder / "model")
 
-    def rows(count: int) -> list[Any]:
-        ids = np.full(count, 30, np.int32)
-        samples = [Sample(prompt, (Segment(ids, True, np.zeros(count, np.float32)),)) for _ in range(2)]
-        columns = {"advantages": [np.full(count, (-1.0) ** i) for i in range(2)]}
+    def setup_of(tokens: int) -> RunSetup:
+        write_rows(own, tokens)
+        made = sections(own, tokens, size, checkpointing)
+        made["learner"]["tokens_per_microbatch"] = MOST  # no row is divided
+        return RunSetup(from_mapping(made), own / "media")
+
+    setup = setup_of(size * LENGTHS[1])
+
+    def rows(tokens: int, completion: int) -> list[Any]:
+        prompt = setup.encoder.encode(setup_of(tokens).prompts[0])
+        ids = np.full(completion, 30, np.int32)
+        samples = [Sample(prompt, (Segment(ids, True, np.zeros(completion, np.float32)),)) for _ in range(2)]
+        columns = {"advantages": [np.full(completion, (-1.0) ** i) for i in range(2)]}
         masks = [sample.mask for sample in samples]
         made = training_rows(samples, masks, columns, np.zeros(2, int), Aggregation("token-mean"), range(2))
         return list(made.values())
 
-    parts_of_run = (config, setup.folder, setup.media, setup.algorithm, len(prompt.images), False, None)
-    before = resident("VmRSS")
-    engine = RankEngine(EngineSpec(*parts_of_run), device.detect())
+    engine = RankEngine(EngineSpec(setup.config, setup.folder, setup.media, setup.algorithm, 64, False, None), "cpu")
     with engine.learning() as learner:
         policy = learner.network("policy")
-        policy.update(rows(completion)[:1])  # the optimizer makes its states
-        Path("/proc/self/clear_refs").write_text("5")  # the kernel forgets the highest mark
-        policy.update(rows(completion))
-    print(json.dumps(resident("VmHWM") - before), flush=True)
+        policy.update(rows(size * STEP * 4, STEP))  # the optimizer makes its states
+
+        def take(tokens: int) -> int:
+            made = rows(tokens, parts(tokens)[2])
+            policy._inputs([row.sample for row in made])  # patches of images are kept in the host's memory
+            kept = 0
+            for parameter in learner.policy.parameters():
+                parameter.grad = torch.empty_like(parameter).zero_()
+                kept += 4 * parameter.nbytes
+            before = resident("VmRSS")
+            Path("/proc/self/clear_refs").write_text("5")  # the kernel forgets the highest mark
+            policy.update(made)
+            most = torch.tensor(resident("VmHWM") - before + kept)
+            torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
+            print(tokens, int(most), file=sys.stderr, flush=True)
+            return int(most)
+
+        found = longest(take, limit, size)
+        print(json.dumps([found, take(found)]), flush=True)
 
 
 def resident(name: str) -> int:
@@ -118,27 +143,29 @@ def resident(name: str) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
-def measured(folder: Path, tokens: int, size: int) -> int:
-    """Bytes of the rank that holds most."""
-    write_rows(folder, tokens)
+def measured(folder: Path, limit: int, size: int, checkpointing: bool) -> tuple[int, int]:
+    """The longest row, and bytes of the rank that holds most in its update."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, "rank", str(folder), str(tokens), str(size)],
-            env=environment(rank, size, port),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    try:
-        answers = [process.communicate()[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        (Path(temporary) / "model").symlink_to(folder / "model")
+        processes = [
+            subprocess.Popen(
+                [sys.executable, __file__, "rank", temporary, str(limit), str(size), str(int(checkpointing))],
+                env=environment(rank, size, port),
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(size)
+        ]
+        try:
+            answers = [process.communicate()[0] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
     assert not any(process.returncode for process in processes), "a rank has failed"
-    return max(int(json.loads(answer.splitlines()[-1])) for answer in answers)
+    found, most = json.loads(answers[0].splitlines()[-1])
+    return found, most
 
 
 def environment(rank: int, size: int, port: int) -> dict[str, str]:
@@ -152,13 +179,13 @@ def environment(rank: int, size: int, port: int) -> dict[str, str]:
     return {**os.environ, **device.rank_variables("cpu", **place), **own}
 
 
-def planned(folder: Path, tokens: int, size: int) -> int:
+def planned(folder: Path, tokens: int, size: int, checkpointing: bool) -> int:
     """Bytes of a rank in the update of such a row, by `mmrl plan`."""
     from mmrl.commands.plan.forecast import Assumptions, forecast
     from mmrl.config.load import from_mapping
 
     write_rows(folder, tokens)
-    config = from_mapping(sections(folder, tokens, size))
+    config = from_mapping(sections(folder, tokens, size, checkpointing))
     with tempfile.TemporaryDirectory() as media:
         return int(forecast(config, Path(media), Assumptions()).data["learner"]["peak"])
 
@@ -173,23 +200,25 @@ def longest(take: Callable[[int], int], limit: int, size: int) -> int:
 def main(limit: int) -> None:
     from mmrl.engine.aids import tiny_model
 
-    tiny_model.SIZES["deep"] = tiny_model.Size(512, 1408, 8, 16, 64)
-    tiny_model.TEXT["max_position_embeddings"] = 2**17
+    tiny_model.SIZES["deep"] = tiny_model.Size(256, 704, 8, 8, 64)
+    tiny_model.TEXT["max_position_embeddings"] = MOST
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         with redirect_stdout(sys.stderr):
             tiny_model.write_model(folder / "model", "qwen2_5_vl", size="deep")
-        print("| ranks | longest row, measured | its memory, GB | by the plan | difference |\n|---|---|---|---|---|")
-        for size in SIZES:
-            measure_one = partial(measured, folder, size=size)
-            found = longest(measure_one, limit, size)
-            own = longest(partial(planned, folder, size=size), limit, size)
-            held = measure_one(found)
-            print(f"| {size} | {found} | {held / 1e9:.3f} | {own} | {own / found - 1:+.1%} |", flush=True)
+        print("| checkpointing | ranks | longest row, measured | MB: measured, planned | by the plan | difference |")
+        print("|---|---|---|---|---|---|", flush=True)
+        for checkpointing, size in itertools.product((False, True), SIZES):
+            found, held = measured(folder, limit, size, checkpointing)
+            plan = partial(planned, folder, size=size, checkpointing=checkpointing)
+            own = longest(plan, limit, size)
+            memory = f"{held / 1e6:.1f}, {plan(found) / 1e6:.1f}"
+            setting = "on" if checkpointing else "off"
+            print(f"| {setting} | {size} | {found} | {memory} | {own} | {own / found - 1:+.1%} |", flush=True)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["rank"]:
-        measure(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+        measure(Path(sys.argv[2]), *map(int, sys.argv[3:5]), checkpointing=sys.argv[5] == "1")
     else:
-        main(int(float(sys.argv[1]) * 1e9) if sys.argv[1:] else 1_200_000_000)
+        main(int(float(sys.argv[1]) * 1e6) if sys.argv[1:] else 250_000_000)
