@@ -19,16 +19,14 @@ from mmrl.engine.sampler.sampler_memory import SamplerMemory, sampler_memory
 from mmrl.engine.sampler.sleep_backend import discards_weights
 from mmrl.engine.trained_sizes import Sizes, TrainedSize, trained_sizes
 from mmrl.interfaces import Algorithm
+from mmrl.ops.activations import activations, forward_activations
 from mmrl.ops.cost import ModelShape, Work
 from mmrl.ops.memory import (
     FrozenSize,
     States,
     Zero,
-    activations,
     cache_bytes_per_sequence,
     cache_bytes_per_token,
-    exchanged_activations,
-    forward_activations,
     layer_weights,
     states,
 )
@@ -205,14 +203,13 @@ class PlannedModel:
         """Activations of one rank's part of a micro-batch, of the network that has most of them."""
         return max(
             activations(
-                (shape := self._with_repeats(each.shape)),
-                part.own,
+                self._with_repeats(each.shape),
+                part,
                 width=self.width,
                 checkpointing=checkpointing,
                 tower_trained=each.training.reaches("vision"),
                 logits_bytes=self._logits(part.own, scores=each.scores),
             )
-            + exchanged_activations(shape, part, width=self.width, checkpointing=checkpointing)
             for each in self.networks
         )
 
@@ -275,8 +272,7 @@ class PlannedModel:
         heads = [(each.shape, each.scores) for each in self.networks]
         heads += [(other.shape, self.first.scores) for other in self.frozen_models]
         forward = [
-            forward_activations(shape, part.own, width=self.width, logits_bytes=self._logits(part.own, scores=scores))
-            + exchanged_activations(shape, part, width=self.width, checkpointing=True)
+            forward_activations(shape, part, width=self.width, logits_bytes=self._logits(part.own, scores=scores))
             for part in rows
             for shape, scores in heads
         ]

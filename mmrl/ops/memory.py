@@ -1,9 +1,9 @@
-"""Bytes that a rank holds: DeepSpeed's states of the parameters, and the activations of a micro-batch.
+"""Bytes that a rank holds of a model: DeepSpeed's states of its parameters, and a sampler's cache.
 
 The states follow Rajbhandari et al., 2020 (arXiv:1910.02054, section 5) and the code of DeepSpeed 0.19.8 (``runtime/``:
 ``zero/stage_1_and_2.py``, ``zero/stage3.py``, ``zero/partition_parameters.py``, ``fp16/unfused_optimizer.py``). It
 keeps float32 copies of float32 weights too at stages 1 to 3. A test (``commands/plan/test_allocated.py``) counts
-the bytes that are really allocated. Activations are the tensors that autograd keeps, layer by layer.
+the bytes that are really allocated. Activations are in ``ops.activations``.
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mmrl.ops.cost import ModelShape, Work
-from mmrl.ops.layer_shapes import LinearAttentionShape
+from mmrl.ops.cost import ModelShape
 from mmrl.ops.pinned import locked_bytes, rounded
-from mmrl.ops.sequence import RowPart, repeats_of
 
 _BUCKET, _REUSE, _SUB_GROUP = 5 * 10**8, 10**9, 10**9
 """DeepSpeed's defaults of ``reduce_bucket_size``, ``stage3_max_reuse_distance`` and ``sub_group_size``."""
 _ALLREDUCED = 5 * 10**8
-"""Gradients that DeepSpeed copies at a time to add them up over ranks without ZeRO."""
+"""Gradients that DeepSpeed copies at a time to add them up over ranks without ZeRO, up to the end of a weight."""
 NF4_BLOCK = 64
 NF4_BLOCKS = 256
 """Weights in 4 bits that share a scale, and scales in 8 bits that share one."""
@@ -266,7 +264,8 @@ def _step(share: int, width: int, zero: Zero, largest: int, *, copies: bool) -> 
     elif zero.stage == 0:
         copies = width < 4
     step = 4 * at_once * copies + 8 * at_once * (not zero.fused)
-    return max(step, min(_ALLREDUCED, share) * width) if zero.stage == 0 and zero.ranks > 1 else step
+    # DeepSpeed copies gradients to add them up over ranks, also of a single one.
+    return max(step, min(_ALLREDUCED + largest, share) * width) if zero.stage == 0 else step
 
 
 def layer_weights(*, quantized: int, adapted: int, width: int, merged_at_once: int) -> int:
@@ -283,88 +282,6 @@ def layer_weights(*, quantized: int, adapted: int, width: int, merged_at_once: i
     """
     merges = adapted * (width < 4)
     return width * (quantized + merges) + 8 * min(merges, merged_at_once)
-
-
-def layer_activations(shape: ModelShape, width: int) -> int:
-    """Bytes of one token that a layer of the language model keeps for its backward pass.
-
-    Norms (their input in float32, what is normalised, what is given on), queries, keys and values, the attention's
-    output as it is computed and in the row's order, and the MLP's two inner products, the activation and its product.
-    """
-    norms = 2 * shape.width * (4 + 2 * width)
-    attention = width * shape.head_size * ((3 + 2 * shape.gated_heads) * shape.heads + 2 * shape.kv_heads)
-    attention += shape.head_size * (shape.heads + shape.kv_heads) * (4 + width) * shape.normed_heads
-    if (linear := shape.linear) is not None:
-        own = _linear_attention(linear, width)
-        attention = (shape.attending_layers * attention + linear.layers * own) // shape.layers
-    mixture, shared = shape.mixture, width * 4 * shape.mlp_width
-    if mixture is not None:
-        # Of each chosen expert its input, what an MLP keeps, and its output, also in the tokens' order and weighed in
-        # float32; the router's input, logits and probabilities in float32.
-        chosen = mixture.chosen * (width * (4 * mixture.width + 2 * shape.width))
-        mixed = chosen + 4 * (shape.width * (width < 4) + 2 * mixture.experts) + width * 4 * mixture.shared
-        shared = (mixed * mixture.layers + shared * (shape.layers - mixture.layers)) // shape.layers
-    return norms + attention + shared
-
-
-def _linear_attention(shape: LinearAttentionShape, width: int) -> int:
-    """Bytes of one token that a layer of linear attention keeps in plain torch: the convolution's inputs and sum, the
-    gate and what it is multiplied with, and of each head 16 vectors and five rows of a chunk, all in float32. Kernels
-    keep less."""
-    of_heads = 4 * shape.value_heads * (16 * max(shape.key_size, shape.value_size) + 5 * 64)
-    return 4 * shape.channels * (shape.taps + 1) + shape.values * (8 + 3 * width) + of_heads
-
-
-def patch_activations(shape: ModelShape, width: int) -> int:
-    """Bytes of one patch that a layer of the vision tower keeps for its backward pass."""
-    if (tower := shape.tower) is None:
-        return 0
-    norms = 2 * tower.width * (4 + 2 * width)
-    inner = {2: 2, 3: 4}[tower.mlp_matrices] * tower.mlp_width
-    # The values are a view of the projected queries, keys and values, so all three stay.
-    return norms + width * (7 * tower.width + inner)
-
-
-def activations(
-    shape: ModelShape, work: Work, *, width: int, checkpointing: bool, tower_trained: bool, logits_bytes: int
-) -> int:
-    """Bytes that a micro-batch holds at most between its forward and its backward pass.
-
-    Args:
-        checkpointing: True if layers keep their inputs alone, and one at a time is computed again.
-        tower_trained: True if a gradient goes through the vision tower.
-        logits_bytes: Bytes of the logits that exist at a time.
-    """
-    layer, patch = layer_activations(shape, width) * work.tokens, patch_activations(shape, width) * work.patches
-    depth = shape.tower.layers if shape.tower is not None else 0
-    kept_patches = 0
-    if checkpointing:
-        kept = shape.layers * shape.width * width * work.tokens + layer
-        if tower_trained and shape.tower is not None:
-            kept_patches = depth * shape.tower.width * width * work.patches
-    else:
-        kept = shape.layers * layer
-        kept_patches = depth * patch * tower_trained
-    return kept + max(kept_patches, patch) + logits_bytes
-
-
-def exchanged_activations(shape: ModelShape, part: RowPart, *, width: int, checkpointing: bool) -> int:
-    """Bytes that a rank holds beside its slice of a row that it shares; 0 of a row that it has alone.
-
-    Embeddings of the whole row are there before it is cut, and features of all its images. Of one layer, queries, keys,
-    values and outputs are there twice, by tokens and by heads. Heads of keys and values are kept as often as they are
-    repeated.
-    """
-    if part.size == 1:
-        return 0
-    row, tokens = part.row, part.own.tokens
-    whole = row.tokens * shape.width
-    if (tower := shape.tower) is not None:
-        whole += row.patches // tower.merge**2 * tower.mergers * tower.out
-    kv_heads = shape.kv_heads * repeats_of(shape.kv_heads, part.size)
-    layers = 1 if checkpointing else shape.attending_layers
-    by_heads = shape.head_size * (2 * (shape.heads + kv_heads) + 2 * layers * (kv_heads - shape.kv_heads))
-    return width * (whole + tokens * by_heads)
 
 
 def cache_bytes_per_token(
@@ -384,9 +301,3 @@ def cache_bytes_per_sequence(
         return 0
     numbers = 4 * linear.state + (linear.taps - 1) * linear.channels * width
     return -(-linear.layers // pipeline_parallel) * numbers // tensor_parallel
-
-
-def forward_activations(shape: ModelShape, work: Work, *, width: int, logits_bytes: int) -> int:
-    """Bytes that a pass without gradients holds at most: of one layer at a time."""
-    layer, patch = layer_activations(shape, width) * work.tokens, patch_activations(shape, width) * work.patches
-    return max(layer, patch) + logits_bytes
