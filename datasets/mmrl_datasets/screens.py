@@ -56,6 +56,7 @@ def write_screens(
     folder: Path,
     *,
     train: int = 1000,
+    points: int = 1000,
     test: int = 200,
     warmup: int = 2000,
     cells: int = 2,
@@ -66,7 +67,8 @@ def write_screens(
 
     Args:
         folder: Folder of the files; it holds nothing else under these names.
-        train: Training rows, and as many of one click.
+        train: Training rows of several actions.
+        points: Training rows of one click.
         test: Held-out rows, and as many of one click.
         warmup: Rows for a supervised warm-up, in other windows than the rest.
         cells: Cells in a row of the grid, and rows.
@@ -80,9 +82,9 @@ def write_screens(
         what = "The screens cannot be drawn with these options"
         raise DataError(what, possible=f"cells 2 to 8, elements 2 to {min(cells**2, len(COLOURS) - 1)}")
     splits = dict[str, list[Example]]()
-    for number, (draw, train_split, test_split) in enumerate(_PARTS):
+    for number, ((draw, train_split, test_split), count) in enumerate(zip(_PARTS, (points, train), strict=True)):
         drawn = draw_splits(
-            train=train, test=test, warmup=warmup // 2, seed=2 * seed + number, draw=partial(draw, cells, elements)
+            train=count, test=test, warmup=warmup // 2, seed=2 * seed + number, draw=partial(draw, cells, elements)
         )
         splits |= {train_split: drawn["train"], test_split: drawn["test"]}
         splits["warmup"] = [*splits.get("warmup", []), *drawn["warmup"]]

@@ -22,7 +22,7 @@ from mmrl.types import GIVEN, SCORE
 _WIDTH = 110
 _FARTHEST = 3
 """Tokens of a rollout whose log-ratios to the reference are shown, or at which a critic changes its mind most."""
-_OPTIONAL = ("segments", "episode", "components", "failure", "branch", "candidates", "final_value")
+_OPTIONAL = ("segments", "episode", "components", "failure", "branch", "candidates", "final_value", "recalled")
 """Fields that only some rollouts have; null in the others."""
 _CONDITION = re.compile(r"\s*([^<>=!]+?)\s*(<=|>=|!=|==|=|<|>)\s*(.*?)\s*", re.DOTALL)
 _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -164,6 +164,7 @@ def _lines(record: Mapping[str, Any], step: int | None, group: Sequence[Mapping[
     marks += [plural(len(record["token_ids"]), "token"), record["finish_reason"]]
     marks += [] if record["valid"] else ["unscored"]
     marks += [] if record["kept"] else ["rejected"]
+    marks += ["recalled from an earlier step"] if record.get("recalled") else []
     yield f"{place}epoch {record.get('epoch', 0)}, {record['prompt_id']}, {member}: {', '.join(marks)}"
     if record["weight_version"] != GIVEN:  # nothing scores what nobody sampled
         parts = ", ".join(f"{name} {_number(value)}" for name, value in record["rewards"].items())

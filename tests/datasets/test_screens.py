@@ -29,7 +29,7 @@ SPLITS = ("points", "test_points", "train", "test", "warmup")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("screens")
-    write_screens(folder, train=30, test=20, warmup=60, seed=1)
+    write_screens(folder, train=30, points=30, test=20, warmup=60, seed=1)
     return folder
 
 
@@ -82,7 +82,7 @@ def test_no_window_is_in_two_splits(folder: Path) -> None:
 
 def test_rows_follow_from_the_seed(folder: Path, tmp_path: Path) -> None:
     for name, seed in (("same", 1), ("other", 2)):
-        write_screens(tmp_path / name, train=30, test=20, warmup=60, seed=seed)
+        write_screens(tmp_path / name, train=30, points=30, test=20, warmup=60, seed=seed)
     for split in SPLITS:
         written = (folder / f"{split}.parquet").read_bytes()
         assert (tmp_path / "same" / f"{split}.parquet").read_bytes() == written
@@ -90,7 +90,7 @@ def test_rows_follow_from_the_seed(folder: Path, tmp_path: Path) -> None:
 
 
 def test_screens_that_cannot_be_drawn_are_refused(tmp_path: Path) -> None:
-    for options in ({"cells": 1}, {"elements": 5}, {"elements": 1}, {"train": -1}):
+    for options in ({"cells": 1}, {"elements": 5}, {"elements": 1}, {"train": -1}, {"points": -1}):
         with pytest.raises(DataError, match="cannot be drawn"):
             write_screens(tmp_path, **options)
     assert not list(tmp_path.iterdir())

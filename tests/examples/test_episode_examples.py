@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(folder / "model", words=WORDS)
     write_lakes(folder / "frozen_lake", train=16, test=4, warmup=16)
     write_pages(folder / "zoom", train=16, test=4, warmup=16)
-    write_screens(folder / "screens", train=16, test=4, warmup=32)
+    write_screens(folder / "screens", train=16, points=16, test=4, warmup=32)
     return folder
 
 

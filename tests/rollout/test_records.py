@@ -265,11 +265,16 @@ def groups_of_hooks() -> list[CreditedGroup]:
     return [replace(trained, scored=scored), rejected]
 
 
-def test_what_hooks_make_of_a_group_comes_back_to_the_last_bit(tmp_path: Path) -> None:
+def test_what_hooks_make_of_a_group_comes_back_to_the_last_bit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = groups_of_hooks()
     step = read_step(write(tmp_path, made))
     same([group.credited for group in step.groups], expected(made))
     assert step.groups[0].credited.key == (2, "train/9 (retry 2)")
+    assert main(["rollouts", str(tmp_path), "--where", "recalled=true"]) == 0
+    (first, *_, last) = capsys.readouterr().out.splitlines()
+    assert first.endswith("recalled from an earlier step") and last == "1 of 6 rollouts"
     scored = [group.scored for group in made]
     same(read_groups(json.loads(json.dumps(group_records(scored))), tmp_path), [e.scored for e in expected(made)])
     plain = {
