@@ -39,7 +39,7 @@ from mmrl_environments.screens import Task
 from mmrl_environments.windows import ON, Element, Kind, Layout, Window, centre_of
 
 COLOURS = {
-    "A": "#e6194b", "B": "#3cb44b", "D": "#ffe119", "K": "#4363d8", "T": "#f58231", "X": "#911eb4",
+    "A": "#e02020", "B": "#20b020", "D": "#f0e020", "K": "#3050f0", "T": "#20d8e8", "X": "#e030d0",
 }  # fmt: skip
 """Names of elements and options, and their colours."""
 OK = "OK"
@@ -134,9 +134,16 @@ def _layout(given: Sequence[tuple[Kind, str]], cells: int, rng: np.random.Genera
         x0, y0, x1, y1 = _BOX
         box = column * CELL + x0, row * CELL + y0, column * CELL + x1, row * CELL + y1
         options = tuple(str(each) for each in rng.permutation(free)[:2]) if kind == "list" else ()
-        placed.append(Element(kind=kind, name=name, box=box, options=options))
+        value = _value(kind, rng) if placed else ""  # of what is not asked about
+        placed.append(Element(kind=kind, name=name, box=box, options=options, value=value))
     size = cells * CELL, cells * CELL
     return Layout(size=size, elements=tuple(placed), colours=COLOURS, backdrop="gradient")
+
+
+def _value(kind: Kind, rng: np.random.Generator) -> str:
+    """The value at the start: half of the check boxes are ticked, and half of the fields have a digit."""
+    possible = {"check_box": ON, "field": str(rng.integers(10))}
+    return possible.get(kind, "") if rng.random() < 0.5 else ""
 
 
 def click(at: tuple[int, int], name: str) -> str:
