@@ -261,7 +261,12 @@ def sleep_level(kind: DeviceKind) -> int | None:
 
 def attention(kind: DeviceKind, dtype: str) -> str:
     """The registered attention function over packed rows; CUDA's variable-length kernel takes half precision only."""
-    return "mmrl_packed_varlen" if (kind, dtype) == ("cuda", "bfloat16") else "mmrl_packed_sdpa"
+    return "mmrl_packed_varlen" if packs_lengths(kind, dtype) else "mmrl_packed_sdpa"
+
+
+def packs_lengths(kind: DeviceKind, dtype: str) -> bool:
+    """True if attention takes sequences of several lengths in one row, and no mask."""
+    return (kind, dtype) == ("cuda", "bfloat16")
 
 
 def varlen_computes(head_size: int, *, looks_ahead: bool) -> bool:

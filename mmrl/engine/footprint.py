@@ -199,9 +199,14 @@ class PlannedModel:
         logits = 4 * min(device.LOGITS_CHUNK_BYTES[self.kind] // 4, row.predicted * self.vocabulary)
         return logits * (1 if self.width == 4 else 2)
 
+    def _mask(self, part: RowPart) -> int:
+        """The mask of a row's shared prompts, which each rank that holds a part has whole; a kernel for rows of several
+        lengths takes none."""
+        return 0 if device.packs_lengths(self.kind, self.precision) else part.row.masked_pairs * self.width
+
     def activations(self, part: RowPart, *, checkpointing: bool) -> int:
         """Activations of one rank's part of a micro-batch, of the network that has most of them."""
-        return max(
+        return self._mask(part) + max(
             activations(
                 self._with_repeats(each.shape),
                 part,
@@ -273,6 +278,7 @@ class PlannedModel:
         heads += [(other.shape, self.first.scores) for other in self.frozen_models]
         forward = [
             forward_activations(shape, part, width=self.width, logits_bytes=self._logits(part.own, scores=scores))
+            + self._mask(part)
             for part in rows
             for shape, scores in heads
         ]

@@ -34,6 +34,7 @@ class Work:
         class_tokens: Tokens that pass through the tower's layers beside them, and are dropped.
         image_pairs: Pairs of patches where a layer attends to the whole image.
         window_pairs: Pairs of patches where it attends within windows; 0 for a tower without such layers.
+        masked_pairs: Pairs of query and key in the masks of completions that share a prompt; see ``chunks_of``.
     """
 
     tokens: int = 0
@@ -44,6 +45,7 @@ class Work:
     window_pairs: int = 0
     class_tokens: int = 0
     local_pairs: int = 0
+    masked_pairs: int = 0
 
     def __add__(self, other: Work) -> Work:
         return Work(
@@ -55,6 +57,7 @@ class Work:
             self.window_pairs + other.window_pairs,
             self.class_tokens + other.class_tokens,
             self.local_pairs + other.local_pairs,
+            self.masked_pairs + other.masked_pairs,
         )
 
     def without_head(self) -> Work:
@@ -279,6 +282,7 @@ class ModelShape:
         predicted: int,
         images: Sequence[Sequence[int]] = (),
         local_pairs: Callable[[int], int] | None = None,
+        masked_pairs: int = 0,
     ) -> Work:
         """The work of a row.
 
@@ -288,7 +292,7 @@ class ModelShape:
         """
         assert self.tower is not None or not images, "a text model takes no images"
         local = pairs if local_pairs is None or not self.window else local_pairs(self.window)
-        text = Work(tokens, pairs, predicted, local_pairs=local)
+        text = Work(tokens, pairs, predicted, local_pairs=local, masked_pairs=masked_pairs)
         return sum((self.tower.work(grid) for grid in images if self.tower), text)
 
     def forward_flops(self, work: Work) -> int:

@@ -6,8 +6,8 @@ A row is a prompt with images and two completions that share it, of a model of 8
 with gradient checkpointing. Each rank is a process that takes an update of a short row and then of longer ones. The
 kernel tells by how much each one raises what the process holds; weights, gradients and averages are added to that.
 Gradients are there from the start, as an earlier micro-batch of the same optimizer step leaves them. Memory grows with
-the row in a straight line, so two lengths give the longest one, which is then tried. The plan's is found by `mmrl plan`
-of such rows.
+the row almost in a straight line: two lengths give the longest one, which is then tried and gives a better line. The
+plan's is found likewise, by `mmrl plan` of such rows.
 """
 
 from __future__ import annotations
@@ -191,10 +191,18 @@ def planned(folder: Path, tokens: int, size: int, checkpointing: bool) -> int:
 
 
 def longest(take: Callable[[int], int], limit: int, size: int) -> int:
-    """The longest row of which a rank holds at most ``limit`` bytes, by a line through two lengths."""
-    short, long = (size * each for each in LENGTHS)
-    low, high = take(short), take(long)
-    return int(short + (limit - low) * (long - short) / (high - low)) // STEP * STEP
+    """The longest row of which a rank holds at most ``limit`` bytes.
+
+    A line through two lengths gives one, and with that a better line.
+    """
+    held = {length: take(length) for length in (size * each for each in LENGTHS)}
+    for _ in range(2):
+        (short, low), (long, high) = [*held.items()][-2:]
+        found = int(long + (limit - high) * (long - short) / (high - low)) // STEP * STEP
+        if found in held:
+            break
+        held[found] = take(found)
+    return found
 
 
 def main(limit: int) -> None:

@@ -31,7 +31,7 @@ from mmrl.ops.memory import (
     layer_weights,
     states,
 )
-from mmrl.ops.packing import Span
+from mmrl.ops.packing import Span, Unit
 from mmrl.ops.sequence import RowPart
 
 M, MIB = 10**6, 2**20
@@ -331,3 +331,13 @@ def test_a_cached_token_has_keys_and_values_of_each_layer_and_no_head_is_split(m
     # A state of 128 x 128 for each of two heads of values, and three inputs of 2 x 128 + 2 x 128 channels.
     assert cache_bytes_per_sequence(linear, width=2) == 2 * 128 * 128 * 4 + 3 * 512 * 2
     assert layer_activations(shape, 4) > layer_activations(shape, 2) and patch_activations(shape, 4) == 0
+
+
+@pytest.mark.parametrize("completions", [(512, 512), (64,) * 8, (16, 300, 7, 900), (900,)])
+def test_the_mask_of_a_shared_prompt_is_as_large_as_attention_makes_it(completions: tuple[int, ...]) -> None:
+    unit = Unit(tuple(range(len(completions))), 3072, completions)
+    row = PackedLayout(unit.spans(0), "cpu", torch.float32)
+    made = sum(block.bias_N1LM.numel() for block in row.blocks.blocks if block.bias_N1LM is not None)
+    assert unit.masked_pairs <= made <= 1.25 * unit.masked_pairs
+    if completions == (512, 512):
+        assert made == 1024 * 4096  # both in one call

@@ -169,6 +169,7 @@ def _work(shape: ModelShape, row: Sequence[Unit], samples: Sequence[_Sample], sh
         tokens=sum(unit.tokens for unit in row),
         pairs=sum(unit.pairs for unit in row),
         local_pairs=lambda window: sum(unit.pairs_within(window) for unit in row),
+        masked_pairs=sum(unit.masked_pairs for unit in row),
         predicted=sum(unit.predicted for unit in row) - sum(forms * example.inserted_tokens for example, forms in own),
         images=_grids(row, samples, share) if shape.tower is not None else (),
     )

@@ -15,12 +15,8 @@ import torch
 
 from mmrl.engine import device
 from mmrl.engine.network.sequence import ALONE, SequenceGroup
-from mmrl.ops.packing import Span, offsets
+from mmrl.ops.packing import Span, chunks_of, offsets
 from mmrl.types import BoolArray, IntArray
-
-MASKED = 2
-"""A call may compute at most this many times the pairs of query and key that are needed. Beyond it, more calls with
-fewer masked pairs are faster (measured on a CPU; group sizes 5 to 8, completions of 32 to 550 tokens)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +156,7 @@ class PackedLayout:
     @cached_property
     def blocks(self) -> Blocks:
         batches: dict[tuple[bool, int, int], list[list[Span]]] = {}
-        for chunk in _chunks(self._spans):
+        for chunk in chunks_of(self._spans):
             queries = sum(span.length for span in chunk)
             size = rounded(queries), rounded(queries + chunk[0].prefix_length)
             batches.setdefault((chunk[0].prefix_length == 0, *size), []).append(chunk)
@@ -323,23 +319,6 @@ def rounded(size: int) -> int:
     it."""
     step = max(8, 1 << max(size.bit_length() - 3, 0))
     return -(-size // step) * step
-
-
-def _chunks(spans: Sequence[Span]) -> Iterator[list[Span]]:
-    """Spans of the same prefix that one call computes together. A span without a prefix is alone."""
-    chunk: list[Span] = []
-    for span in spans:
-        wider = [*chunk, span]
-        queries = sum(each.length for each in wider)
-        computed, needed = queries * (queries + span.prefix_length), sum(each.pairs for each in wider)
-        fits = chunk and span.prefix_length and span.prefix_start == chunk[0].prefix_start
-        if fits and chunk[0].prefix_length and computed <= MASKED * needed:
-            chunk = wider
-            continue
-        if chunk:
-            yield chunk
-        chunk = [span]
-    yield chunk
 
 
 def _positions(span: Span) -> IntArray:

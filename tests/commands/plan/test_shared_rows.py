@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ import pytest
 from mmrl.commands.plan.proposal import propose
 from mmrl.commands.plan.shared_rows import oversized_image
 from mmrl.config.load import from_mapping
+from mmrl.engine.device import DeviceKind
 from mmrl.engine.footprint import Footprint, PlannedModel
 from mmrl.engine.memory_needs import memory_changes
 from mmrl.engine.network.folder import ModelFolder
 from mmrl.engine.network.sizes import part_sizes
 from mmrl.errors import ResourceError
-from mmrl.ops.cost import ModelShape
+from mmrl.ops.cost import ModelShape, Work
 from mmrl.ops.memory import Zero, states
+from mmrl.ops.sequence import RowPart
 from mmrl_algorithms.grpo import GRPO
 
 GB = 10**9
@@ -98,6 +101,17 @@ def test_ranks_that_a_config_lets_share_a_row_are_never_fewer():
     changes = list(memory_changes(config, SHAPE, 3000, [1, 2, 4]))
     assert {each.get("learner.sequence_parallel_size", 2) for each in changes} == {2, 4}
     assert not any(each.get("learner.tokens_per_microbatch", 1000) < 750 for each in changes)
+
+
+@pytest.mark.parametrize(("kind", "width"), [("cpu", 4), ("cuda", 0)])
+def test_each_rank_holds_the_whole_mask_of_a_shared_prompt(kind: DeviceKind, width: int, models: Callable[[str], Path]):
+    folder = ModelFolder.open(str(models("qwen2_5_vl")))
+    model = PlannedModel(small(), folder, part_sizes(folder), GRPO(GRPO.Config()), kind)
+    bare = Work(tokens=4096)
+    held = [
+        model.activations(RowPart.of(row, 4), checkpointing=True) for row in (bare, replace(bare, masked_pairs=1 << 22))
+    ]
+    assert held[1] - held[0] == width << 22
 
 
 def test_an_image_that_one_rank_cannot_hold_is_named(models: Callable[[str], Path]):
