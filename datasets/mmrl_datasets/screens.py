@@ -13,10 +13,11 @@
 other tasks: a window and its goal in the column ``screen``, which the environment ``screens`` shows. ``warmup`` has all
 four, as conversations with a screenshot after each action.
 
-Windows are drawn at random from the seed: which elements, and where in a grid of cells. No two rows have the same first
-picture. What a random model of less than a million parameters cannot learn in minutes is made easy: a cell is as large
-as an image token of Qwen2.5-VL, each name has a colour of its own beside its letter, the background tells places apart,
-and a click is written with the name of what it is meant for: ``click(B,13,41)``.
+Windows are drawn at random from the seed: which elements, where in a grid of cells, and what the check boxes and fields
+that are not asked about have at the start. No two rows have the same first picture. What a random model of less than a
+million parameters cannot learn in minutes is made easy: a cell is as large as an image token of Qwen2.5-VL, each name
+has a colour of its own beside its letter, the background tells places apart, and a click is written with the name of
+what it is meant for: ``click(B,13,41)``.
 """
 
 from __future__ import annotations
