@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from mmrl.interfaces import Aggregation, Needs
+from mmrl.ops.critic import clipped_value_loss
 from mmrl.ops.objective import training_rows
 from mmrl.score_head import sequence_classification_class
 from mmrl.types import Batch, Credit, PackedTokens, Sample, TokenLoss, TrainingRow
@@ -32,12 +33,7 @@ class Valued(GRPO):
         return Credit([own - known for own, known in zip(returns, batch.values, strict=True)], returns=returns)
 
     def value_loss(self, tokens: PackedTokens) -> TokenLoss:
-        values_T, old_T, returns_T = tokens.values_T, tokens.old_values_T, tokens.returns_T
-        assert values_T is not None and old_T is not None and returns_T is not None
-        clipped_T = old_T + (values_T - old_T).clamp(-CLIP, CLIP)
-        plain_T, other_T = (values_T - returns_T).square(), (clipped_T - returns_T).square()
-        is_clipped_T = (other_T > plain_T).to(values_T.dtype)
-        return TokenLoss(0.5 * torch.maximum(plain_T, other_T), metrics={"critic/clip_fraction": is_clipped_T.detach()})
+        return clipped_value_loss(tokens, clip=CLIP)
 
 
 def valued() -> Valued:

@@ -52,8 +52,9 @@ def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def relative_error(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
     """Largest difference of a parameter's gradient, relative to that gradient's norm."""
     assert one.keys() == other.keys()
-    # A key's bias moves all scores of a query alike: its gradient is zero but for rounding.
-    floor = 1e-4 * max(float(value.norm()) for value in one.values())
+    # A small gradient is a sum whose terms cancel, and keeps their rounding, which differs between processors: a key's
+    # bias moves all scores of a query alike, and the queries and keys of a tower that attends evenly hardly matter.
+    floor = 1e-3 * max(float(value.norm()) for value in one.values())
     errors = {name: float((one[name] - other[name]).norm() / one[name].norm().clamp(min=floor)) for name in one}
     return max(error / (10 if name.endswith(DECAY) else 1) for name, error in errors.items())
 
