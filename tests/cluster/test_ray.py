@@ -294,8 +294,8 @@ def test_sets_of_ranks_that_share_a_sampler_sample_beside_each_other(sizes, fold
     ],
 )
 def test_a_fault_ends_the_run_with_its_message(fault, config, code, message, folder, household, warm_mmrl):
-    """Under Ray with an installed package; in the update, and when a rank dies, in forks with a file."""
-    forks = fault in ("update", "death")
+    """Under Ray with an installed package; those of the full tier in forks with a file."""
+    forks = fault in ("generation", "update", "death")
     overrides = ["cluster.name=ray", "cluster.ranks=2", f"trainer.run_dir={fault}", "learner.zero_stage=3"]
     if fault == "death":
         overrides += ["trainer.max_restarts=1"]

@@ -238,17 +238,17 @@ def test_a_float_means_its_shortest_decimal(name, reference, answer, expected):
 
 
 HOSTILE = [
-    "9**9**9**9", "9^{9^{9^{9}}}", "99999999!", "[" * 2**20, "(" * 200, "{" * 2**20, "}" * 2**20, r"\boxed{" * 150_000,
-    r"\boxed{}" * 100_000 + "x", "<answer>" * 100_000, "</answer>" * 100_000, "<think>" * 100_000, "$" * 2**20,
-    "import os; os.system('true')", "__import__('os')", "\0" * 1000, "7\0", "1" * 2**20, "1e999999999", "1e-999", "NaN",
-    "-inf", r"\infty", r"\frac{1}{0}", r"\frac" * 60, r"\sqrt{" * 60, "1/" * 100, "0/0", "1," * 2**19, "-" * 2**20,
-    " " * 2**20, "\n" * 2**20, "answer is " * 100_000, "the answer is" + " " * 2**20, "a" * 2**20, "one " * 200_000,
-    "hundred hundred", "\ud800", "\u202e7", "𝟕", "٣", "7" + "\u0301" * 10_000, "```" * 100_000, "```python\n" * 10_000,
-    '{"a":' * 100_000, "[[1,2,3,4]," * 50_000, '{"bbox_2d": [NaN, Infinity, 1e999, 2]}', "[1e308, -1e308, 1e308, 1]",
+    "9**9**9**9", "9^{9^{9^{9}}}", "99999999!", "[" * 2**17, "(" * 200, "{" * 2**17, "}" * 2**17, r"\boxed{" * 20_000,
+    r"\boxed{}" * 12_500 + "x", "<answer>" * 12_500, "</answer>" * 12_500, "<think>" * 12_500, "$" * 2**17,
+    "import os; os.system('true')", "__import__('os')", "\0" * 1000, "7\0", "1" * 2**17, "1e999999999", "1e-999", "NaN",
+    "-inf", r"\infty", r"\frac{1}{0}", r"\frac" * 60, r"\sqrt{" * 60, "1/" * 100, "0/0", "1," * 2**16, "-" * 2**17,
+    " " * 2**17, "\n" * 2**17, "answer is " * 12_500, "the answer is" + " " * 2**17, "a" * 2**17, "one " * 25_000,
+    "hundred hundred", "\ud800", "\u202e7", "𝟕", "٣", "7" + "\u0301" * 10_000, "```" * 12_500, "```python\n" * 10_000,
+    '{"a":' * 12_500, "[[1,2,3,4]," * 6_000, '{"bbox_2d": [NaN, Infinity, 1e999, 2]}', "[1e308, -1e308, 1e308, 1]",
     r"\int_0^{\infty} e^{-x^2} dx", r"\sum_{n=1}^{10^{10}} n!", "x^{10^{10}}", "sin(" * 50, r"\begin{pmatrix}" * 20,
     "the answer is " + "9" * 5000,
-    "the answer is " * 50_000, r"\boxed{x}" + "the answer is " * 50_000, r"\boxed{x}, " * 50_000,
-    "A" * 100, "(A)" * 100_000, "3!!!!!!!!!", r"2^{2^{2^{2^{2^{2}}}}}", "factorial(10**9)",
+    "the answer is " * 6_000, r"\boxed{x}" + "the answer is " * 6_000, r"\boxed{x}, " * 6_000,
+    "A" * 100, "(A)" * 12_500, "3!!!!!!!!!", r"2^{2^{2^{2^{2^{2}}}}}", "factorial(10**9)",
 ]  # fmt: skip
 
 
@@ -270,7 +270,7 @@ def test_no_answer_hangs_or_crashes_a_reward(name):
             assert score is not None and 0 <= score <= 1
             if name != "format":
                 assert score == 0, wrapped[:80]
-            assert time.process_time() - start < 30, wrapped[:80]
+            assert time.process_time() - start < 5, wrapped[:80]
 
 
 @pytest.mark.full
