@@ -9,11 +9,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import TypeAdapter, create_model
+from pydantic import ConfigDict, TypeAdapter, create_model
 
 from mmrl.config.plugin_specs import RewardSpec
 from mmrl.errors import PluginError
 from mmrl.interfaces import PluginConfig
+
+
+class _FromSignature(PluginConfig):
+    # Nothing documents its fields. To look for that, pydantic would search all of sys.modules for each frame below.
+    model_config = ConfigDict(use_attribute_docstrings=False)
 
 
 def declares_messages(signature: inspect.Signature) -> bool | None:
@@ -107,7 +112,7 @@ def options_class(parameters: Iterable[inspect.Parameter], *, lenient: bool = Tr
                 continue
             annotation = annotation if _fits(annotation, each) else Any
         fields[each.name] = (annotation, ... if each.default is each.empty else each.default)
-    return create_model("Config", __base__=PluginConfig, **fields)
+    return create_model("Config", __base__=_FromSignature, **fields)
 
 
 def _can_be_set(parameter: inspect.Parameter) -> bool:

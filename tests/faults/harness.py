@@ -308,7 +308,7 @@ def _attend(pid: int, blow: Sequence[Any] | None) -> Request:
             os.killpg(pid, number) if group else os.kill(pid, number)
             struck, times = now, times + 1
             due = now + again if again is not None and times == 1 else None
-        time.sleep(0.0005)
+        time.sleep(0.002)
     code = os.waitstatus_to_exitcode(status)
     return {
         "status": code,
