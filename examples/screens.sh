@@ -25,7 +25,7 @@ part() { # CONFIG FOLDER CORE: reinforcement learning from the warm-up, on a cor
 say "A random Qwen2.5-VL of 0.6 million parameters, and drawn windows"
 "$python" examples/tiny_model.py "$base/model" --seed "$seed" --words click,type,scroll,assistant \
     --gain 4 # without it a model so small takes far longer to see that a place depends on the question
-"$python" -m mmrl_datasets.screens "$base/data" --seed "$seed" --train 1000 --points 2000 --warmup 8000
+"$python" -m mmrl_datasets.screens "$base/data" --seed "$seed" --train 2000 --points 2000 --warmup 8000
 
 say "Supervised warm-up: single clicks, and conversations of two to four actions"
 train screens_sft sft "model.path=$base/model"
