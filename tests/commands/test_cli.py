@@ -175,8 +175,15 @@ def test_an_expected_error_is_a_message_and_an_exit_code(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT", "SIGUSR1"])
-@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize(
+    ("number", "is_late"),
+    [
+        ("SIGTERM", False),
+        ("SIGINT", True),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("SIGTERM", True), ("SIGINT", False))),
+        *(pytest.param("SIGUSR1", is_late, marks=pytest.mark.slow) for is_late in (False, True)),
+    ],
+)
 def test_a_signal_while_the_interpreter_is_taken_down_keeps_the_exit_code(number: str, is_late: bool) -> None:
     """Before its exit functions, or when Python has given its handlers up and destroys the modules."""
     script = f"""if True:
@@ -765,7 +772,10 @@ sys.exit(code)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("way", "code", "steps"), [("done", 0, 4), ("interrupted", 130, 2), ("refused", 2, None)])
+@pytest.mark.parametrize(
+    ("way", "code", "steps"),
+    [pytest.param("done", 0, 4, marks=pytest.mark.slow), ("interrupted", 130, 2), ("refused", 2, None)],
+)
 def test_a_run_whose_output_nobody_reads_goes_on_and_has_its_own_exit_code(way, code, steps, models, tmp_path) -> None:
     script = tmp_path / "unread.py"
     script.write_text(UNREAD)

@@ -215,7 +215,7 @@ def test_a_kill_of_real_engines_changes_nothing(
         assert check(sweep, Blow(signal.SIGTERM, ("handler", 2.0)), cold=True)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_kill_of_real_engines_that_sample_in_parts_changes_nothing(
     tmp_path: Path, models: Callable[[str], Path], real: Callable[[Path], Nursery]
 ) -> None:
@@ -241,9 +241,8 @@ def test_a_kill_of_real_engines_of_which_the_sampler_is_behind_changes_nothing(
         assert check(sweep, Blow(signal.SIGTERM, ("point", "rollouts.begin", 4)))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.full if name == "reset" else pytest.mark.slow) for name in RESET]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RESET)
 def test_a_kill_of_real_engines_between_a_reset_and_the_next_checkpoint_changes_nothing(
     tmp_path: Path, models: Callable[[str], Path], real: Callable[[Path], Nursery], name: str
 ) -> None:
@@ -261,9 +260,8 @@ def test_a_kill_of_real_engines_between_a_reset_and_the_next_checkpoint_changes_
         assert check(sweep, *(Blow(at=("point", *point)) for point in points)) == 3
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.full if name == "scored" else pytest.mark.slow) for name in SCORED]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCORED)
 def test_a_kill_of_a_real_reward_model_changes_nothing(
     tmp_path: Path, models: Callable[[str], Path], real: Callable[[Path], Nursery], name: str
 ) -> None:

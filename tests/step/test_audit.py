@@ -348,7 +348,7 @@ def test_bad_rows_are_events_and_stop_as_the_config_says(on_mismatch, fake_runs,
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 @pytest.mark.parametrize("family", families())
 def test_no_sound_family_has_a_bad_row(family, dtype, start, bench):
     setting = bench(family)

@@ -88,7 +88,7 @@ def test_a_sampler_that_keeps_its_old_weights_is_found_out(tmp_path):
     assert exit_code(list(rows.values())) == 6
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_packed_row_whose_samples_see_each_other_is_found_out(tmp_path):
     script = tmp_path / "one_sequence.py"
     script.write_text(PACKS_ONE_SEQUENCE)
