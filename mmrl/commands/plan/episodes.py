@@ -8,6 +8,7 @@ from mmrl.commands.plan.workload import Grid
 from mmrl.config.plugin_specs import EnvironmentSpec
 from mmrl.config.sections import Config
 from mmrl.engine.network.folder import ModelFolder
+from mmrl.interfaces import Branches
 
 
 def longest_episode(config: Config) -> int:
@@ -26,8 +27,10 @@ def observed_grids(config: Config, folder: ModelFolder) -> tuple[Grid, ...]:
     return (grid,) * min(environment.max_images, environment.max_turns - 1)
 
 
-def limits(config: Config, environment: EnvironmentSpec, observed: Sequence[Grid]) -> dict[str, int]:
-    """The limits of an episode, and the images that are assumed in it."""
+def limits(
+    config: Config, environment: EnvironmentSpec, observed: Sequence[Grid], branches: Branches | None = None
+) -> dict[str, int]:
+    """The limits of an episode, the images that are assumed in it, and how many of a group go on from others of it."""
     own = config.sampler.max_new_tokens
     turn, most = environment.limits(own)
     return {
@@ -39,6 +42,7 @@ def limits(config: Config, environment: EnvironmentSpec, observed: Sequence[Grid
         "images": environment.max_images,
         "images_assumed": len(observed),
         "patches_assumed": sum(t * h * w for t, h, w in observed),
+        "branched": 0 if branches is None else branches.count,
     }
 
 
@@ -52,5 +56,10 @@ def limit_lines(found: Mapping[str, int]) -> list[str]:
         lines.append(
             f"in its observations {found['images_assumed']} images (assumed; environment.max_images is "
             f"{found['images']}), {found['patches_assumed']} patches"
+        )
+    if found["branched"]:
+        lines.append(
+            f"{found['branched']} episodes of each group go on from others; they are counted whole, though what they "
+            "share is sampled once (episode/shared_fraction of a run)"
         )
     return lines

@@ -223,7 +223,7 @@ class _Forecast:
             own = work.updates * each.update_flops(one)
             lines[-1] += f", of them {own / 1e12:.4g} the {each.role}'s, which takes as many steps"
         if config.environment is not None and self.samples:
-            episode = limits(config, config.environment, self._observed)
+            episode = limits(config, config.environment, self._observed, self.setup.algorithm.needs().branches)
             data, lines = {**data, "episode": episode}, [*lines, *limit_lines(episode)]
         self.report.add("step", data, lines)
         if config.learner.sequence_parallel_size > 1:

@@ -14,6 +14,7 @@ from PIL import Image
 from safetensors import safe_open
 
 from mmrl.commands.cli import main
+from mmrl.commands.plan.episodes import limit_lines
 from mmrl.engine import device
 
 Plan = Callable[..., tuple[int, dict[str, Any], str]]
@@ -107,6 +108,7 @@ def test_tokens_and_images_of_observations_count(plan: Plan, tmp_path: Path) -> 
         "images": 2,
         "images_assumed": 2,
         "patches_assumed": 200,
+        "branched": 0,
     }
     longest = plain["sampler"]["longest_sequence"]
     assert found["sampler"]["longest_sequence"] == longest + 90
@@ -116,6 +118,16 @@ def test_tokens_and_images_of_observations_count(plan: Plan, tmp_path: Path) -> 
     assert short["step"]["patches_per_update"] == before["patches_per_update"]
     code, _, err = plan("--completion-tokens", "41", environment={**echo, "max_tokens": 40})
     assert code == 2 and "possible: 1 to the limits of an episode: 40" in err
+
+
+def test_episodes_that_go_on_from_others_are_counted_whole_and_told(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "echo.py").write_text(ENVIRONMENT)
+    echo = {"name": f"{tmp_path / 'echo.py'}:Echo", "max_turns": 3, "max_observation_tokens": 30}
+    _, plain, _ = plan(environment=echo)
+    code, found, _ = plan(environment=echo, algorithm={"name": "import:tests.faults.trees:Trees"})
+    assert (code, found["step"]["episode"].pop("branched"), plain["step"]["episode"].pop("branched")) == (0, 2, 0)
+    assert found["step"]["sample_tokens"] == plain["step"]["sample_tokens"]
+    assert limit_lines({**found["step"]["episode"], "branched": 2})[-1].startswith("2 episodes of each group go on")
 
 
 def test_a_plan_looks_at_no_more_rows_than_it_samples(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
