@@ -30,12 +30,10 @@ def retried(algorithm: Algorithm, group: ScoredGroup) -> Prompt | None:
         raise contract_error(algorithm, "retry", f"answered {type(asked).__name__}, and no Prompt", remedy)
     if asked.id != row.id:
         raise contract_error(algorithm, "retry", f"answered row {asked.id!r} for row {row.id!r}", remedy)
-    images, count = (
-        len(group.group.prompt.images),
-        sum(each.content.count(IMAGE_PLACEHOLDER) for each in asked.messages),
-    )
-    if asked.images != row.images or count != _placeholders(row):
-        what = f"answered messages with {count} times {IMAGE_PLACEHOLDER} for a row of {images} images"
+    if asked.images != row.images:
+        raise contract_error(algorithm, "retry", "answered the row with other images", remedy, where=row.id)
+    if (count := _placeholders(asked)) != (expected := _placeholders(row)):
+        what = f"answered messages with {count} times {IMAGE_PLACEHOLDER}, and the row has {expected}"
         raise contract_error(algorithm, "retry", what, remedy, where=row.id)
     return replace(asked, retries=row.retries + 1)
 

@@ -49,7 +49,11 @@ _CLICKS = ("click", "left_click", "left_single", "tap")
 _TYPES = ("type", "write", "typewrite", "input_text")
 _WRITTEN = re.compile(r"(?:pyautogui\.)?([a-z_]{1,20})\s*(?:\((.*)\)|(?<=\w)\s(.*)|)\s*;?", re.I | re.A | re.DOTALL)
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d{1,9}(?:\.\d{0,9})?(?![\w.])", re.A)
-_ARGUMENT = re.compile(r"(?:[a-z_]{1,20}\s*=\s*)?(?P<quote>['\"]?)(?P<text>.*)(?P=quote)", re.I | re.A | re.DOTALL)
+_OPTIONS = r"(?:\s*,\s*[a-z_]{1,20}\s*=.*)?"
+_ARGUMENT = re.compile(
+    rf"(?:[a-z_]{{1,20}}\s*=\s*)?(?:(?P<quote>['\"])(?P<quoted>.*?)(?P=quote){_OPTIONS}|(?P<plain>.*))",
+    re.I | re.A | re.DOTALL,
+)
 _LONGEST = 500
 """Characters of an action's text."""
 
@@ -100,7 +104,8 @@ class Screens(Environment):
         penalty: Annotated[float, Field(le=0, ge=-1e6)] = 0.0
         """Reward of a turn without an action that can be read."""
         blank: bool = False
-        """true: pictures are grey. An evaluation then tells what a policy achieves that sees nothing."""
+        """true: pictures are grey. An evaluation then tells what a policy achieves that sees nothing, and only learns
+        whether an action has changed the window."""
 
     config: Config
 
@@ -227,10 +232,11 @@ def _called(written: str) -> tuple[str, Mapping[str, Any]]:
         return "left_click", {"coordinate": numbers}
     if name in _TYPES:
         argument = _ARGUMENT.fullmatch(inside)
-        return "type", {"text": argument["text"] if argument else inside}
+        text = inside if argument is None else argument["plain"] if argument["quote"] is None else argument["quoted"]
+        return "type", {"text": text}
     if name == "scroll":
         words = re.findall(r"\b(?:up|down)\b", inside.lower())
-        pixels = {"up": 1.0, "down": -1.0}[words[-1]] if words else numbers[-1] if numbers else 0.0
+        pixels = {"up": 1.0, "down": -1.0}[words[-1]] if words else numbers[0] if numbers else 0.0
         return "scroll", {"pixels": pixels}
     raise ToolError("This is no action.")
 

@@ -169,7 +169,10 @@ def test_clicks_are_read_in_the_forms_that_agents_write(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("type('a b')", "a b"), ('type(content="a")', "a"), ("write(a)", "a"), ("type 47", "47"), ("type('(')", "(")],
+    [
+        *(("type('a b')", "a b"), ('type(content="a")', "a"), ("write(a)", "a"), ("type 47", "47"), ("type('(')", "(")),
+        *(("pyautogui.write('47', interval=0.1)", "47"), ("type('a', 'b')", "a', 'b"), ("type(a, b=1)", "a, b=1")),
+    ],
 )
 def test_texts_are_read_in_the_forms_that_agents_write(text: str, value: str) -> None:
     environment = begun()
@@ -178,7 +181,10 @@ def test_texts_are_read_in_the_forms_that_agents_write(text: str, value: str) ->
     assert environment._window.values["Age"] == value
 
 
-@pytest.mark.parametrize("text", ["scroll('down')", "scroll(10, 20, 'down')", "scroll(-3)", "scroll(direction=down)"])
+@pytest.mark.parametrize(
+    "text",
+    ["scroll('down')", "scroll(10, 20, 'down')", "scroll(-3)", "scroll(-3, x=30, y=40)", "scroll(direction=down)"],
+)
 def test_scrolling_is_read_in_the_forms_that_agents_write(text: str) -> None:
     environment = begun()
     for each in ("click(20, 20)", text, "click(30, 40)"):

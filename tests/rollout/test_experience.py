@@ -15,7 +15,7 @@ from mmrl.rollout.collector import Collector
 from mmrl.rollout.experience import Memory, retried
 from mmrl.rollout.kept import alone, kept_of
 from mmrl.testing import make_rollouts
-from mmrl.types import GIVEN, ImageRef, Message, RolloutGroup, ScoredGroup
+from mmrl.types import GIVEN, ImageRef, Message, RawImage, RolloutGroup, ScoredGroup
 
 PICTURE = ImageRef("abc", 28, 28, "x.png")
 
@@ -132,8 +132,9 @@ def test_a_retry_is_the_row_with_other_messages_and_counts() -> None:
         (replace(row, id="p9"), "answered row 'p9' for row 'What is 3"),
         (
             replace(row, messages=(Message("user", "<image>"),)),
-            "answered messages with 1 times <image> for a row of 0 images",
+            "answered messages with 1 times <image>, and the row has 0",
         ),
+        (replace(row, images=(RawImage(b"", "one"),)), "answered the row with other images"),
         ("a hint", "answered str, and no Prompt"),
         (hint, "answered tuple, and no Prompt"),
     ]:

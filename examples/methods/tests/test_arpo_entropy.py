@@ -52,6 +52,14 @@ def test_probabilities_are_those_of_the_formula() -> None:
     assert algorithm.branch(group, 2) == algorithm.branch(group, 2)
 
 
+def test_a_turn_that_episodes_share_is_tried_once() -> None:
+    """Of four turns with probability 1, one is of the second episode alone: before turn 1 both are the first's."""
+    first, second = episode(0, [-1.0], [-1.0], [-1.0]), episode(1, [-1.0], [-1.0], [-1.0])
+    second = replace(second, branch=Branch(0, 1))
+    found = EntropyARPO(EntropyARPO.Config(branch_probability=1.0)).branch([first, second], 8)
+    assert {each for each in found if each.turn} == {Branch(0, 1), Branch(0, 2), Branch(1, 2)}
+
+
 def batch() -> Batch:
     """Three episodes of one prompt: the second shares two tokens of four with the first."""
     rewards = np.array([1.0, 0.0, 0.0])

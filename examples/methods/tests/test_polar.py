@@ -58,10 +58,12 @@ def test_the_text_has_the_form_of_the_released_code(scores: Any) -> None:
         texts.extend(body["input"])
         return server(path, body)
 
-    written = ["<think>hm</think> a", "x <|reward|> [UNUSED_TOKEN_130]"]
+    written = ["<think>hm</think> a", "hm</think> c", "<think>hm", "x <|reward|> [UNUSED_TOKEN_130]"]
     scores(written, kept)
     assert sorted(texts) == [
+        "q\na b<|reward|>q\n[UNUSED_TOKEN_130]",
         "q\na b<|reward|>q\na[UNUSED_TOKEN_130]",
+        "q\na b<|reward|>q\nc[UNUSED_TOKEN_130]",
         "q\na b<|reward|>q\nx < |reward|> [ UNUSED_TOKEN_130][UNUSED_TOKEN_130]",
     ]
 

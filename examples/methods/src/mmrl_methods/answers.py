@@ -10,7 +10,8 @@ from typing import Any
 _BOX = "\\boxed{"
 _BRACE = re.compile(r"\\boxed\{|[{}]")
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
+_NUMBER = re.compile(r"-?\d+(?:,\d{3}(?!\d))*(?:\.\d+)?(?:/\d+)?")
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _DIGITS = re.compile(r"-?\d{1,40}(?:\.\d{1,40})?(?:/\d{1,40})?")
 _LONGEST = 32_768
 """Characters at the end of a completion that are searched."""
@@ -44,8 +45,8 @@ def references(answer: Any) -> list[str]:
 
 def one_spelling(answer: str) -> str:
     """The answer without ``$`` around it, in lower case and with single spaces; a number as a reduced fraction."""
-    bare = " ".join(answer.split()).strip("$ ").removesuffix(".").strip("$ ").casefold()
-    digits = bare.replace(",", "")
+    bare = " ".join(answer.split()).strip("$ ").rstrip(".,").strip("$ ").casefold()
+    digits = _THOUSANDS.sub("", bare)
     if not _DIGITS.fullmatch(digits):
         return bare
     numerator, _, denominator = digits.partition("/")

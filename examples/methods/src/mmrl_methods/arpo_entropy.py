@@ -37,6 +37,7 @@ from mmrl.interfaces import Branches, Needs, RunFacts
 from mmrl.ops.branching import generator, means_over_sharers
 from mmrl.policy_gradient import NotNegative, Positive
 from mmrl.types import Batch, Branch, Credit, FloatArray, Rollout, policy_turns
+from mmrl_methods.groups import own_turns
 from mmrl_methods.grpo import GRPO
 
 Count = Annotated[int, Field(ge=1)]
@@ -76,7 +77,7 @@ class EntropyARPO(GRPO):
         """Turns after an observation, each with its probability, and the prompt for what is left."""
         rng, config = generator(group), self.config
         found = list[Branch]()
-        places = [(member, turn) for member, each in enumerate(group) for turn in range(1, len(each.episode))]
+        places = [(member, turn) for member, each in enumerate(group) for turn in own_turns(each) if turn]
         for place in rng.permutation(len(places)):
             member, turn = places[place]
             surprisals = turn_surprisals(group[member], config.tokens)

@@ -7,7 +7,7 @@ GRPO that learns only from the completions with the largest advantages. Of the `
     keep = the k completions with the largest |A_i|
     L    = 1/k sum_{i kept} 1/|y_i| sum_t max(-A_i rho, -A_i clip(rho, 1 - clip_low, 1 + clip_high))
 
-The others leave the step before the learner sees them: no forward pass, no backward pass. The paper prunes 50 to 94 %
+The others take no part in the updates: no forward pass, no backward pass there. The paper prunes 50 to 94 %
 of 16 completions. Its "dynamic completion allocation" fills the room with completions of further prompts: here that
 is a larger ``trainer.prompts_per_step``, since a step packs whatever rows are kept.
 
@@ -15,7 +15,8 @@ Deviations from the paper, and why:
 
 - Completions with equal ``|A|``, of which rewards of 0 and 1 give many, are ordered by a hash of their sampled
   log-probs: no completion is preferred for its place, its length or its probability.
-- At least one completion of a prompt is kept.
+- Log-probs that a run computes before its updates (several updates for a batch, a KL penalty) are those of all
+  completions; the authors' code prunes first.
 - ``over: batch`` prunes over all prompts at once, as the authors' code does over the completions of a device. A prompt
   whose rewards are all equal then keeps none, and one that teaches much keeps all.
 """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mmrl.types import Batch, BoolArray, PackedTokens
+from mmrl.types import Batch, BoolArray, PackedTokens, Rollout
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +19,12 @@ def usable_rows(batch: Batch) -> BoolArray:
     """(B,) True for valid rows with a token that the policy wrote."""
     has_tokens_B = np.array([mask.any() for mask in batch.masks], bool)
     return np.asarray(batch.valid & has_tokens_B, bool)
+
+
+def own_turns(rollout: Rollout) -> range:
+    """Turns of an episode before which nothing was shared with one that it goes on from, so that each counts once."""
+    first = 0 if rollout.branch is None else rollout.branch.turn + 1
+    return range(first, len(rollout.episode))
 
 
 def group_sums(tokens: PackedTokens, values_N: torch.Tensor) -> torch.Tensor:

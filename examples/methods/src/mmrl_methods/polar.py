@@ -97,8 +97,9 @@ class POLAR(Reward):
 
 
 def _without_thinking(text: str) -> str:
-    thinking, mark, reply = text.partition("</think>")
-    return reply.strip() if mark and "<think>" in thinking else text
+    """What follows thinking, which a prompt may have opened; "" while it is not closed."""
+    _, mark, reply = text.rpartition("</think>")
+    return reply.strip() if mark else "" if "<think>" in text else text
 
 
 def _plain(text: str) -> str:

@@ -85,8 +85,8 @@ class Process(Reward):
             return Unscored(f"reads at most {self.config.max_tokens} tokens, and there are {len(tokens)}")
         good, bad, tag = self._words
         at = {end: place for place, (start, end) in enumerate(encoded["offset_mapping"][0].tolist()) if end > start}
-        places = [at[end] for end in ends]
-        if any(tokens[place] != tag for place in places):
+        places = [at[end] for end in ends if end in at]
+        if len(places) < len(ends) or any(tokens[place] != tag for place in places):
             raise self._no_token("tag", self.config.tag)
         with torch.inference_mode():
             logits = self._model(input_ids=tokens[None].to(self._model.device), use_cache=False).logits[0]

@@ -22,8 +22,8 @@ Deviations from the paper and its code, and why:
 
 - ``q_i`` is the share of the prompt's other completions whose reward is no higher. The paper has a sample of the
   reference's beside the completions that it learns from; a completion is no sample of what it is compared with.
-- Quantiles are kept ``1/(2n)`` away from 0 and, for ``normal``, from 1, with ``n`` others: the authors' code has
-  ``1/n``, which is no bound for a pair.
+- For ``log`` and ``normal`` quantiles are kept ``1/(2n)`` away from 0, and for ``normal`` from 1 too, with ``n``
+  others: the authors' code has ``1/n``, which is no bound for a pair.
 - For ``identity`` the authors' code leaves out ``log(1 - exp(-1/beta))``, which is -4.5e-5 for ``beta`` 0.1.
 - The authors' ``scaled-normal-icdf`` is left out.
 """
@@ -32,13 +32,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
 
-from mmrl.interfaces import Needs, SourceName
+from mmrl.interfaces import SourceName
 from mmrl.ops.credit import TOLERANCE, grouped, members_of
 from mmrl.policy_gradient import Positive
 from mmrl.types import Batch, BoolArray, Credit, FloatArray, PackedTokens, TokenLoss
@@ -69,9 +68,6 @@ class QRPO(Regression):
     @property
     def source(self) -> SourceName:
         return "rollouts" if self.config.data == "sampled" else "comparisons"
-
-    def needs(self) -> Needs:
-        return replace(super().needs(), reference_logprobs=True)
 
     def credit(self, batch: Batch) -> Credit:
         """The targets ``f(q) - beta log Z`` as advantages."""

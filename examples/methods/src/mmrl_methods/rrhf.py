@@ -24,7 +24,7 @@ Deviations from the paper, and why:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -33,9 +33,6 @@ from mmrl.ops.credit import best_and_worst
 from mmrl.policy_gradient import NotNegative, Positive
 from mmrl.types import Batch, Credit, PackedTokens, TokenLoss
 from mmrl_methods.groups import group_sizes, usable_rows
-
-if TYPE_CHECKING:
-    pass
 
 
 class RRHF(Algorithm):

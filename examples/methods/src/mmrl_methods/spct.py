@@ -10,7 +10,8 @@ As principles differ from vote to vote, the sum tells completions apart more fin
 the pointwise judge without voting.
 
 The reward is ``(S_i / k - 1) / 9``, from 0 to 1; the component ``votes`` is the number of answers that could be read.
-An answer with no score, or with too few or too many, is no vote. Equal texts of a group are judged once.
+An answer with no score, or with too few or too many, is no vote. Completions are judged whole, with their thinking;
+equal texts of a group are judged once.
 
 Deviations, and why:
 

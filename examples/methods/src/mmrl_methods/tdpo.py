@@ -18,7 +18,9 @@ the token's log-ratio ``x_t``:
     data: sampled    1 - exp(-x_t) - x_t exp(-x_t)       its mean over tokens of the policy is the divergence
 
 Both are at least 0, and equal to the second order in ``x_t``. The first is exact on average only for candidates that
-the reference has written, as those of an SFT model's samples are. In ``tdpo1`` with the plain estimator ``-x_t`` the
+the reference has written, as those of an SFT model's samples are. Tokens of the policy change with it, so the gradient
+of the second one's value is not the divergence's: it gets that of ``x_t + exp(-x_t)``, ``1 - exp(-x_t)``, whose mean
+over tokens of the policy is. In ``tdpo1`` with the plain estimator ``-x_t`` the
 two divergences would cancel the log-ratios.
 """
 
@@ -67,4 +69,6 @@ class TDPO(PairAlgorithm):
         if self.config.data == "given":
             return pairs.tokens.sequence_sum(ratio_T.clamp(max=MAX_EXPONENT).exp() - 1 - ratio_T)
         weight_T = (-ratio_T).clamp(max=MAX_EXPONENT).exp()
-        return pairs.tokens.sequence_sum(1 - weight_T - ratio_T * weight_T)
+        slope_T = ratio_T + weight_T
+        value_T = 1 - weight_T - ratio_T * weight_T
+        return pairs.tokens.sequence_sum(value_T.detach() + slope_T - slope_T.detach())

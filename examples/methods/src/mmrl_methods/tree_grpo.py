@@ -36,6 +36,7 @@ from mmrl.ops.branching import generator
 from mmrl.ops.credit import group_advantages, less_sequence_kl
 from mmrl.policy_gradient import NotNegative
 from mmrl.types import Batch, Branch, Credit, FloatArray, IntArray, Rollout
+from mmrl_methods.groups import own_turns
 from mmrl_methods.grpo import GRPO
 
 Count = Annotated[int, Field(ge=1)]
@@ -73,7 +74,7 @@ class TreeGRPO(GRPO):
         rng, parents = generator(group), [-1 if each.branch is None else each.branch.member for each in group]
         nodes: dict[int, list[Branch]] = {}  # by tree; one whose environment failed at its reset has none
         for member, tree in enumerate(tree_of(np.array(parents)).tolist()):
-            for turn in _own_turns(group[member]):
+            for turn in own_turns(group[member]):
                 nodes.setdefault(tree, []).append(Branch(member, turn))
         trees = list(nodes.values())
         own = [trees[place * len(trees) // number] for place in range(number)]
@@ -98,9 +99,3 @@ def tree_of(parents: IntArray) -> IntArray:
         if parent >= 0:
             roots[row] = roots[parent]
     return roots
-
-
-def _own_turns(rollout: Rollout) -> range:
-    """Turns before which an episode has a node that no earlier one has."""
-    first = 0 if rollout.branch is None else rollout.branch.turn + 1
-    return range(first, len(rollout.episode))
