@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmrl.errors import MMRLError
+from mmrl.errors import DataError, MMRLError
 
 
 def run(write: Callable[..., None], arguments: Sequence[str] | None = None) -> int:
@@ -38,6 +38,8 @@ def run(write: Callable[..., None], arguments: Sequence[str] | None = None) -> i
         )
     options: dict[str, Any] = vars(parser.parse_args(arguments))
     try:
+        if options.get("seed", 0) < 0:
+            raise DataError("a seed is 0 or more", where=f"--seed {options['seed']}")
         write(**options)
     except MMRLError as error:
         print(error, file=sys.stderr)

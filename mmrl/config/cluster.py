@@ -100,7 +100,7 @@ class ClusterConfig(Section):
         if (self.name == "ray" or self.ranks == 1) and ranks % sequence:
             what = f"learner.sequence_parallel_size is {sequence}, which does not divide {ranks} ({key})"
             sizes = ", ".join(str(size) for size in range(1, ranks + 1) if ranks % size == 0)
-            remedy = f"set it to one of {sizes}, or cluster.name: ray and {key} to a multiple of it"
+            remedy = f"set it to {'one of ' * (ranks > 1)}{sizes}, or cluster.name: ray and {key} to a multiple of it"
             yield Contradiction(("learner.sequence_parallel_size", key), what, remedy)
         if staleness and not self.is_split:
             what = f"trainer.staleness is {staleness}, but ranks that sample and learn in turns have the newest weights"

@@ -54,6 +54,10 @@ _ARGUMENT = re.compile(
     rf"(?:[a-z_]{{1,20}}\s*=\s*)?(?:(?P<quote>['\"])(?P<quoted>.*?)(?P=quote){_OPTIONS}|(?P<plain>.*))",
     re.I | re.A | re.DOTALL,
 )
+_BESIDE = re.compile(
+    r"(['\"])(?=[^'\"]*[a-z])[^'\"<(]*\1|\b(?![xy]\s*=)[a-z_]{1,20}\s*=\s*[-+]?\d[\d.]*(?=\s*(?:,|\Z))", re.I | re.A
+)
+"""What stands beside a point in a click: a name in quotation marks, and options such as ``clicks=2``."""
 _LONGEST = 500
 """Characters of an action's text."""
 
@@ -122,7 +126,7 @@ class Screens(Environment):
             "text": {"type": "string", "description": "Text to type into the field that was clicked."},
             "pixels": {**number, "description": "Scroll an open list: below 0 down, above 0 up."},
         }
-        parameters = {"type": "object", "properties": properties, "required": ["action", "coordinate"]}
+        parameters = {"type": "object", "properties": properties, "required": ["action"]}
         described = "Operate the window that you see. The next picture shows what it has become."
         return [
             {
@@ -227,7 +231,7 @@ def _called(written: str) -> tuple[str, Mapping[str, Any]]:
     """
     match = _WRITTEN.fullmatch(written[:_LONGEST].strip())
     name, inside = (match[1].lower(), (match[2] or match[3] or "").strip()) if match else ("", "")
-    numbers = [float(number) for number in _NUMBER.findall(inside)]
+    numbers = [float(number) for number in _NUMBER.findall(_BESIDE.sub(" ", inside) if name in _CLICKS else inside)]
     if name in _CLICKS:
         return "left_click", {"coordinate": numbers}
     if name in _TYPES:

@@ -34,8 +34,11 @@ Place = tuple[float, float]
 _KEYS = ("point_2d", "point", "points", "coordinate", "coordinates", "position", "click", "start_box")
 _DEEPER = ("arguments", "parameters", "action", "actions", "inputs", "action_inputs", "args")
 _DEPTH = 8
+_NAME = r"\(\s*(?:[^\W\d]\w{0,40}|'[^'\n]{1,80}'|\"[^\"\n]{1,80}\")\s*,"
+_OPTIONS = r"(?:,\s*[a-z_]{1,20}\s*=[^()\n]{0,40})?"
 _PAIR = re.compile(
-    rf"(?:[\[(]|\(\s*[^\W\d]\w{{0,40}},){NUMBER},{NUMBER}[\])]|\bx\s*[=:]{NUMBER},\s*y\s*[=:]{NUMBER}|<point>{NUMBER}[\s,]{NUMBER}</point>"
+    rf"(?:[\[(]|{_NAME}){NUMBER},{NUMBER}{_OPTIONS}[\])]|\bx\s*[=:]{NUMBER},\s*y\s*[=:]{NUMBER}"
+    rf"|<point>{NUMBER}[\s,]{NUMBER}</point>|\bclick {NUMBER}[\s,]{NUMBER}(?![\d.])"
 )
 _ALONE = re.compile(rf"{NUMBER}[,\s]{NUMBER}")
 _ROUNDING = 1e-9

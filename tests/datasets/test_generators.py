@@ -545,8 +545,9 @@ def test_the_generators_are_commands(tmp_path: Path, module: str) -> None:
 
 @pytest.mark.parametrize("main", [module.main for module in (digits, shapes, geometry, charts, compare, sums)])
 def test_bad_options_exit_with_the_code_for_data(tmp_path: Path, main: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path), "--train", "-1"]) == 3
-    assert "0 or more" in capsys.readouterr().err
+    for option in ("--train", "--seed"):
+        assert main([str(tmp_path), option, "-1"]) == 3
+        assert "0 or more" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -31,7 +31,7 @@ def test_a_rank_that_holds_whole_rows_exchanges_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "size", "tokens"), [(2, 2, 7), pytest.param(4, 4, 7, marks=pytest.mark.full), (4, 2, 5)]
+    ("ranks", "size", "tokens"), [(2, 2, 7), (2, 2, 1), pytest.param(4, 4, 7, marks=pytest.mark.full), (4, 2, 5)]
 )
 def test_ranks_exchange_tokens_for_parts_and_back_with_the_gradient_by_hand(
     ranks: int, size: int, tokens: int, warm_engines: Any

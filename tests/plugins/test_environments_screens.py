@@ -159,6 +159,8 @@ def test_a_screen_that_has_not_changed_is_told_in_words() -> None:
     [
         "click(75, 45)", "click 75 45", "CLICK(75.0,45)", "pyautogui.click(x=75, y=45)", "left_click([75, 45])",
         "click(start_box='(75,45)')", "click(point='<point>75 45</point>')", "click(70, 40, 80, 50);",
+        "pyautogui.click(75, 45, button='left')", "pyautogui.click(75, 45, clicks=2)", "click('Room 2', 75, 45)",
+        'click("New", 75, 45)', "left_click 75 45",
     ],
 )  # fmt: skip
 def test_clicks_are_read_in_the_forms_that_agents_write(text: str) -> None:

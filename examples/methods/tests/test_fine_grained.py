@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,6 +76,29 @@ def test_what_it_cannot_value_is_unscored_or_refused(folder: Path) -> None:
     assert isinstance(reward.score_one(long), Unscored)
     with pytest.raises(ConfigError, match="cannot be told from none"):
         check_reward("fine_grained", options={"path": str(folder), "negative": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"labels": [1, 3]}, "the model has 3 labels"),
+        ({"separator": "a b"}, "is no token of its own"),
+    ],
+)
+def test_options_that_the_model_does_not_fit_are_refused(folder: Path, options: dict[str, Any], message: str) -> None:
+    (rollout,) = make_rollouts(["a b . c"], question="Q")
+    config = FineGrained.Config.model_validate({"path": str(folder), "device": "cpu", **options}, strict=False)
+    with pytest.raises(ConfigError, match=message) as caught:
+        FineGrained(config).score_one(rollout)
+    assert str(folder) in caught.value.where
+
+
+@pytest.mark.parametrize(
+    "options", [{"labels": [2, 2]}, {"labels": [0, -1]}, {"positive": float("nan")}, {"separator": ""}]
+)
+def test_options_without_a_meaning_are_refused(folder: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        FineGrained.Config.model_validate({"path": str(folder), **options}, strict=False)
 
 
 def test_it_keeps_the_rules_of_rewards(folder: Path) -> None:

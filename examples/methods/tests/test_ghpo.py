@@ -60,6 +60,26 @@ def test_the_hint_grows_from_retry_to_retry() -> None:
     assert algorithm().retry(group([0, 0], retries=3)) is None
 
 
+@pytest.mark.parametrize(("solution", "hints"), [("7", ["7"]), ("12", ["1", "12"]), (" 7", ["7"])])
+def test_blank_and_repeated_hints_of_a_short_solution_are_left_out(solution: str, hints: list[str]) -> None:
+    row = group([0], columns={"solution": solution}).group.prompt.prompt
+    assert [hint.strip() for hint in algorithm(ratios=[0.25, 0.5, 0.75, 1.0]).hints(row)] == hints
+
+
+def test_ratios_rise() -> None:
+    with pytest.raises(ValueError, match="each is above the one before"):
+        algorithm(ratios=[0.75, 0.25])
+
+
+def test_rows_without_hints_are_counted_and_a_column_that_no_row_has_is_refused() -> None:
+    rows = [group([0], columns=columns).group.prompt.prompt for columns in ({}, {"solution": SOLUTION})]
+    assert algorithm().check_rows(rows[1:]) == ()
+    (told,) = algorithm().check_rows(rows)
+    assert told.startswith("1 of 2 rows have no hint") and "'solution'" in told
+    with pytest.raises(ValueError, match="none of 2 rows has a hint; solution names the column 'other'"):
+        algorithm(solution="other").check_rows(rows)
+
+
 def test_the_hint_is_in_the_last_message_of_the_same_row() -> None:
     messages = (Message("system", "Be brief."), Message("user", "Why?"))
     row = replace(group([0]).group.prompt.prompt, messages=messages)

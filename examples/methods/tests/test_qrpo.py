@@ -58,6 +58,13 @@ def test_the_partition_function_is_the_mean_of_the_best_policys_weight(transform
     assert log_partition(transform, beta) == pytest.approx(math.log(mean), abs=1e-5)
 
 
+@pytest.mark.parametrize("beta", [1.1, 30.0, 1000.0])
+def test_the_partition_function_is_exact_for_a_large_beta(beta: float) -> None:
+    """With u = 1/beta, log Z is u/2 + u^2/24 - u^4/2880 + ..."""
+    exact = 0.5 + 1 / (24 * beta) - 1 / (2880 * beta**3)
+    assert beta * log_partition("identity", beta) == pytest.approx(exact, rel=3e-5 if beta < 2 else 1e-9)
+
+
 def test_the_loss_is_0_at_the_best_policy() -> None:
     """beta x_i = q_i - beta log Z."""
     beta, quantiles = 0.5, np.array([0.5, 1.0, 0.5])

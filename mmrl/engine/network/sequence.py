@@ -187,7 +187,7 @@ def _to_tokens(part_SF: torch.Tensor, bounds: list[int], group: SequenceGroup) -
     own = lengths[group.rank]
     found = part_SF.new_empty(group.size * own, part_SF.shape[1])
     dist.all_to_all_single(found, part_SF.contiguous(), [own] * group.size, lengths, group=group.ranks)
-    return found.view(group.size, own, -1)
+    return found.view(group.size, own, part_SF.shape[1])  # which -1 could not be of a rank without tokens
 
 
 def _sum(own: torch.Tensor, group: SequenceGroup) -> torch.Tensor:

@@ -26,10 +26,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import model_validator
+from pydantic import Field, FiniteFloat, NonNegativeInt, model_validator
 
+from mmrl.errors import ConfigError
 from mmrl.interfaces import Reward
 from mmrl.types import Rollout, Spans, Unscored
 from mmrl_methods.local_models import LocalModelConfig, loaded, tokenizer_of
@@ -50,19 +51,21 @@ class FineGrained(Reward):
     class Config(LocalModelConfig):
         unit: Literal["sentence", "clause"] = "sentence"
         """Parts of a reply that have a value each."""
-        positive: float = 0.5
+        positive: FiniteFloat = 0.5
         """Value of a part without an error."""
-        negative: float = -0.5
+        negative: FiniteFloat = -0.5
         """Value of a part with an error."""
-        labels: tuple[int, int] = (1, 2)
+        labels: tuple[NonNegativeInt, NonNegativeInt] = (1, 2)
         """The model's labels of a part with an error, and of one without."""
-        separator: str = "</s>"
+        separator: Annotated[str, Field(min_length=1)] = "</s>"
         """Text before each part, at which the model is read; one token."""
 
         @model_validator(mode="after")
         def _differ(self) -> FineGrained.Config:
             if not self.positive or not self.negative:
                 raise ValueError("positive and negative are not 0: a value of 0 cannot be told from none")
+            if self.labels[0] == self.labels[1]:
+                raise ValueError(f"labels are {self.labels[0]} and {self.labels[1]}: they differ")
             return self
 
     config: Config
@@ -95,12 +98,22 @@ class FineGrained(Reward):
         count = encoded["input_ids"].shape[1]
         if count > self.config.max_tokens:
             return Unscored(f"reads at most {self.config.max_tokens} tokens, and there are {count}")
-        at = {start: place for place, (start, end) in enumerate(encoded["offset_mapping"][0].tolist()) if end > start}
-        places = [at[begin] for begin in begins]
+        at = {(start, end): place for place, (start, end) in enumerate(encoded["offset_mapping"][0].tolist())}
+        ends = ((begin, begin + len(mark)) for begin in begins)
+        places = [at[each] for each in ends if each in at]
+        if len(places) < len(begins):
+            what = f"{mark!r} is no token of its own"
+            raise self._unfit(f"separator: {mark}", what, "the separator that the model was trained with")
         with torch.inference_mode():
             logits = self._model(input_ids=encoded["input_ids"].to(self._model.device)).logits[0].float()
         error, none = self.config.labels
+        if max(error, none) >= logits.shape[1]:
+            has = f"the model has {logits.shape[1]} labels"
+            raise self._unfit(f"labels: {error}, {none}", has, f"0 to {logits.shape[1] - 1}")
         return [bool(logits[place, none] > logits[place, error]) for place in places]
+
+    def _unfit(self, option: str, what: str, possible: str) -> ConfigError:
+        return ConfigError(what, where=f"path: {self.config.path}, {option}", possible=possible)
 
     @cached_property
     def _model(self) -> Any:

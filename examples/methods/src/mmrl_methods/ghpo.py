@@ -15,17 +15,19 @@ Deviations from the paper, and why:
 - Its cold start, in which all prompts have a hint for the first 20 steps (by its text; the code's default is none), is
   left out: ``retry`` depends on the group alone, so that a run with stale weights repeats.
 - A row without a solution has no hint: its group is kept as it is.
-- The hint is cut at a character, as in the code; the paper counts tokens of the solution.
+- The hint is cut at a character, as in the code; the paper counts tokens of the solution. Of a solution so short that
+  hints are blank or alike, these are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Annotated
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mmrl.interfaces import Needs, Refill, RunFacts
 from mmrl.types import IMAGE_PLACEHOLDER, Message, Prompt, ScoredGroup
@@ -33,6 +35,15 @@ from mmrl_methods.grpo import GRPO
 
 LEAD = "\nThe following text is the beginning part of the answer, which you can refer to for solving the problem:\n"
 Ratio = Annotated[float, Field(gt=0, le=1)]
+
+
+def different(hints: Iterable[str]) -> list[str]:
+    """The hints without those that say no more than the one before, such as blank ones at first."""
+    found = [""]
+    for hint in hints:
+        if hint.strip() != found[-1].strip():
+            found.append(hint)
+    return found[1:]
 
 
 class Hinted(GRPO):
@@ -57,6 +68,11 @@ class Hinted(GRPO):
         """Most hints that a row may have."""
         raise NotImplementedError
 
+    @property
+    def needed_columns(self) -> str:
+        """The columns that hints come from, as a message says it."""
+        raise NotImplementedError
+
     def needs(self) -> Needs:
         return replace(super().needs(), refill=Refill(max_rounds=self.num_hints, on_starvation="train_partial"))
 
@@ -67,6 +83,13 @@ class Hinted(GRPO):
         if metric is not None and not run.has_component(metric):
             raise ValueError(f"metric is {metric!r}, and the rewards are {', '.join(run.rewards)}")
         return super().check(run)
+
+    def check_rows(self, rows: Iterable[Prompt]) -> Sequence[str]:
+        found = [bool(self.hints(row)) for row in rows]
+        if found and not any(found):
+            raise ValueError(f"none of {len(found)} rows has a hint; {self.needed_columns}")
+        without = len(found) - sum(found)
+        return [f"{without} of {len(found)} rows have no hint; {self.needed_columns}"] if without else ()
 
     def select(self, groups: Sequence[ScoredGroup]) -> Sequence[bool]:
         """Rejects a group that is all wrong and for which there is another hint."""
@@ -99,7 +122,13 @@ class GHPO(Hinted):
         solution: str = "solution"
         """Column with the reference solution."""
         ratios: tuple[Ratio, ...] = Field(default=(0.25, 0.5, 0.75), min_length=1, strict=False)
-        """Shares of the solution that are given, one after the other."""
+        """Shares of the solution that are given, one after the other, the smallest first."""
+
+        @model_validator(mode="after")
+        def _rise(self) -> GHPO.Config:
+            if any(later <= earlier for earlier, later in pairwise(self.ratios)):
+                raise ValueError(f"ratios are {', '.join(map(str, self.ratios))}: each is above the one before")
+            return self
 
     config: Config
 
@@ -107,8 +136,12 @@ class GHPO(Hinted):
     def num_hints(self) -> int:
         return len(self.config.ratios)
 
+    @property
+    def needed_columns(self) -> str:
+        return f"solution names the column {self.config.solution!r}, whose texts hints are parts of"
+
     def hints(self, row: Prompt) -> Sequence[str]:
         solution = row.columns.get(self.config.solution)
         if not isinstance(solution, str) or not solution.strip():
             return ()
-        return [solution[: round(len(solution) * ratio)] for ratio in self.config.ratios]
+        return different(solution[: round(len(solution) * ratio)] for ratio in self.config.ratios)

@@ -33,13 +33,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from statistics import NormalDist
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
 from mmrl.interfaces import SourceName
 from mmrl.ops.credit import TOLERANCE, grouped, members_of
-from mmrl.policy_gradient import Positive
 from mmrl.types import Batch, BoolArray, Credit, FloatArray, PackedTokens, TokenLoss
 from mmrl_methods.groups import usable_rows
 from mmrl_methods.regression import Regression, regression_loss
@@ -58,7 +58,7 @@ class QRPO(Regression):
         """Only the reference: the quantiles are those of its completions."""
         data: Literal["given", "sampled"] = "sampled"
         """The dataset's own candidates with their scores, or groups that the policy samples and rewards score."""
-        beta: Positive = 0.1
+        beta: Annotated[float, Field(ge=1e-3, le=1e3)] = 0.1
         """Weight of the KL penalty: the greater, the nearer the policy stays to the reference."""
         transform: Transform = "identity"
         """The function of a quantile that is the reward."""
@@ -106,4 +106,6 @@ def log_partition(transform: Transform, beta: float) -> float:
         return math.log(beta / (1 + beta))
     if transform == "normal":
         return 1 / (2 * beta**2)
+    if beta > 1:  # where the sum below would cancel
+        return math.log(beta * math.expm1(1 / beta))
     return math.log(beta) + 1 / beta + math.log1p(-math.exp(-1 / beta))

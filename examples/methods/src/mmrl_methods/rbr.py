@@ -202,4 +202,9 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m mmrl_methods.rbr EXAMPLES.jsonl")
+    try:
+        main(sys.argv[1])
+    except DataError as error:
+        sys.exit(str(error))

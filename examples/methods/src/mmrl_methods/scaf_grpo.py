@@ -23,7 +23,7 @@ from typing import Annotated
 from pydantic import Field
 
 from mmrl.types import Prompt
-from mmrl_methods.ghpo import Hinted
+from mmrl_methods.ghpo import Hinted, different
 
 
 class ScafGRPO(Hinted):
@@ -41,8 +41,14 @@ class ScafGRPO(Hinted):
     def num_hints(self) -> int:
         return len(self.config.columns) * self.config.parts
 
+    @property
+    def needed_columns(self) -> str:
+        return f"columns names {', '.join(self.config.columns)}"
+
     def hints(self, row: Prompt) -> Sequence[str]:
         given = [row.columns.get(name) for name in self.config.columns]
         words = [hint.split() for hint in given if isinstance(hint, str) and hint.strip()]
         parts = range(1, self.config.parts + 1)
-        return [" ".join(each[: -(-len(each) * part // self.config.parts)]) for each in words for part in parts]
+        return different(
+            " ".join(each[: -(-len(each) * part // self.config.parts)]) for each in words for part in parts
+        )
