@@ -57,7 +57,7 @@ _ARGUMENT = re.compile(
 _BESIDE = re.compile(
     r"(['\"])(?=[^'\"]*[a-z])[^'\"<(]*\1|\b(?![xy]\s*=)[a-z_]{1,20}\s*=\s*[-+]?\d[\d.]*(?=\s*(?:,|\Z))", re.I | re.A
 )
-"""What stands beside a point in a click: a name in quotation marks, and options such as ``clicks=2``."""
+"""Words beside the point of a click: a name in quotation marks, and options such as ``clicks=2``."""
 _LONGEST = 500
 """Characters of an action's text."""
 
