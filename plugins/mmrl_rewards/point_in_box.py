@@ -38,7 +38,7 @@ _NAME = r"\(\s*(?:[^\W\d]\w{0,40}|'[^'\n]{1,80}'|\"[^\"\n]{1,80}\")\s*,"
 _OPTIONS = r"(?:,\s*[a-z_]{1,20}\s*=[^()\n]{0,40})?"
 _PAIR = re.compile(
     rf"(?:[\[(]|{_NAME}){NUMBER},{NUMBER}{_OPTIONS}[\])]|\bx\s*[=:]{NUMBER},\s*y\s*[=:]{NUMBER}"
-    rf"|<point>{NUMBER}[\s,]{NUMBER}</point>|\bclick {NUMBER}[\s,]{NUMBER}(?![\d.])"
+    rf"|<point>{NUMBER}[\s,]{NUMBER}</point>|(?:\b|_)click {NUMBER}[\s,]{NUMBER}(?![\d.])"
 )
 _ALONE = re.compile(rf"{NUMBER}[,\s]{NUMBER}")
 _ROUNDING = 1e-9

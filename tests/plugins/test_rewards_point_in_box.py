@@ -38,7 +38,7 @@ def prompt(answer: Any, *images: ImageRef) -> EncodedPrompt:
         "(15, 25)", "[15, 25]", "15 25", "15, 25", '{"point_2d": [15, 25], "label": "OK"}', '[{"point_2d": [15, 25]}]',
         '{"x": 15, "y": 25}', "click(15, 25)", "click(OK,15,25)", "pyautogui.click(x=15, y=25)",
         "pyautogui.click(15, 25, button='left')", "click(15, 25, clicks=2)", "click('Room 2', 15, 25)",
-        'click("Send mail", 15, 25)', "click 15 25",
+        'click("Send mail", 15, 25)', "click 15 25", "left_click 15 25",
         "click(start_box='(15,25)')", "Action: click(start_box='<|box_start|>(15,25)<|box_end|>')",
         "<point>15 25</point>", "[10, 20, 20, 30]", '```json\n{"bbox_2d": [10, 20, 20, 30]}\n```',
         "<think>It may be (99, 99).</think> click(15, 25)", "I looked at (99, 99). <answer>(15, 25)</answer>",
