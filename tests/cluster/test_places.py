@@ -96,6 +96,7 @@ def ended(run: PlacedRun) -> Ended:
     return run.ended
 
 
+@pytest.mark.slow
 def test_the_loss_of_the_process_beside_a_run_is_told(
     ray_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

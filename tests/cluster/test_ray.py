@@ -401,15 +401,18 @@ def test_a_session_that_auto_finds_dead_is_told_within_a_minute(monkeypatch):
         RayRanks(ClusterConfig(name="ray", ranks=1, address="auto"))
 
 
-@pytest.mark.full
-def test_runs_of_a_sweep_are_at_work_at_once(tmp_path):
+@pytest.mark.parametrize(
+    ("tier", "count"),
+    [pytest.param("not slow", 3, marks=pytest.mark.full), pytest.param("slow", 1, marks=pytest.mark.slow)],
+)
+def test_runs_of_a_sweep_are_at_work_at_once(tier, count, tmp_path):
     folder, log = Path(__file__).parent, tmp_path / "log"
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", str(folder / "test_places.py")]
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-m", tier, str(folder / "test_places.py")]
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     with log.open("wb") as output:  # a pipe would have no end while a process of Ray holds it
         done = subprocess.run(words, cwd=folder.parents[1], env=variables, stdout=output, stderr=output, timeout=500)
     text = log.read_text()
-    assert done.returncode == 0 and "4 passed" in text, text[-4000:]
+    assert done.returncode == 0 and f"{count} passed" in text, text[-4000:]
 
 
 @pytest.mark.full

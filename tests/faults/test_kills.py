@@ -130,9 +130,8 @@ def test_the_best_checkpoint_is_that_of_the_best_evaluation(sweeps: dict[str, Sw
     assert (run / "checkpoints" / "best").readlink() == Path(f"step-{best:06d}")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("refilled", marks=pytest.mark.full), pytest.param("episodes", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow  # test_branches.py has episodes that are killed
+@pytest.mark.parametrize("name", ["refilled", "episodes"])
 def test_episodes_repeat_whatever_their_tools_take_also_after_four_kills(
     fakes: Nursery, tmp_path: Path, models: Callable[[str], Path], name: str
 ) -> None:
@@ -278,10 +277,8 @@ def test_a_kill_of_a_real_reward_model_changes_nothing(
         assert check(sweep, *(Blow(at=("point", *point)) for point in points)) == 3
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.full if name == "critic_lora" else pytest.mark.slow) for name in CRITICS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CRITICS)
 def test_a_kill_of_real_engines_with_two_networks_changes_nothing(
     tmp_path: Path, models: Callable[[str], Path], real: Callable[[Path], Nursery], name: str
 ) -> None:
