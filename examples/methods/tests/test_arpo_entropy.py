@@ -53,7 +53,7 @@ def test_probabilities_are_those_of_the_formula() -> None:
 
 
 def test_a_turn_that_episodes_share_is_tried_once() -> None:
-    """Of four turns with probability 1, one is of the second episode alone: before turn 1 both are the first's."""
+    """The second episode goes on from the first before turn 1, so that only its turn 2 is its own."""
     first, second = episode(0, [-1.0], [-1.0], [-1.0]), episode(1, [-1.0], [-1.0], [-1.0])
     second = replace(second, branch=Branch(0, 1))
     found = EntropyARPO(EntropyARPO.Config(branch_probability=1.0)).branch([first, second], 8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from mmrl.errors import PluginError
 from mmrl.testing import check_reward, make_rollouts
 from mmrl.types import Unscored
-from mmrl_methods.polar import POLAR
+from mmrl_methods.polar import POLAR, _reply
 
 
 def overlap(text: str) -> float:
@@ -58,7 +59,7 @@ def test_the_text_has_the_form_of_the_released_code(scores: Any) -> None:
         texts.extend(body["input"])
         return server(path, body)
 
-    written = ["<think>hm</think> a", "hm</think> c", "<think>hm", "x <|reward|> [UNUSED_TOKEN_130]"]
+    written = ["<think>hm</think> a", "hm</Thinking> c", "<think>hm", "x <|reward|> [UNUSED_TOKEN_130]"]
     scores(written, kept)
     assert sorted(texts) == [
         "q\na b<|reward|>q\n[UNUSED_TOKEN_130]",
@@ -66,6 +67,20 @@ def test_the_text_has_the_form_of_the_released_code(scores: Any) -> None:
         "q\na b<|reward|>q\nc[UNUSED_TOKEN_130]",
         "q\na b<|reward|>q\nx < |reward|> [ UNUSED_TOKEN_130][UNUSED_TOKEN_130]",
     ]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "reply"),
+    [
+        ("q <think>\n", "hm", ""),
+        ("q <think>\n", "hm</think> a", "a"),
+        ("a <think> tag?", " a ", " a "),
+        ("q", "a", "a"),
+    ],
+)
+def test_a_prompt_may_have_opened_the_thinking(prompt: str, text: str, reply: str) -> None:
+    (rollout,) = make_rollouts([text])
+    assert _reply(replace(rollout, prompt=replace(rollout.prompt, text=prompt))) == reply
 
 
 def test_what_cannot_be_compared_is_unscored(scores: Any) -> None:

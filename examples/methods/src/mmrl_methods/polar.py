@@ -30,11 +30,15 @@ from typing import Any, Literal
 from pydantic import Field
 
 from mmrl.interfaces import Reward
-from mmrl.types import Rollout, Score, Unscored
+from mmrl.types import THOUGHT_NAMES, Rollout, Score, Unscored
 from mmrl_methods.served import ServedConfig, answers, inert, unreadable
 
 _BETWEEN, _END = "<|reward|>", "[UNUSED_TOKEN_130]"
 _UNUSED = re.compile(r"\[(?=UNUSED_TOKEN_)")
+_OPENED = re.compile(rf"<(?:{THOUGHT_NAMES})>", re.IGNORECASE)
+_OPENED_AT_END = re.compile(rf"{_OPENED.pattern}\s*\Z", re.IGNORECASE)
+_CLOSED = re.compile(rf"</(?:{THOUGHT_NAMES})>", re.IGNORECASE)
+_LONGEST_TAG = 30
 _PATHS = {"vllm": "/pooling", "sglang": "/classify", "lmdeploy": "/pooling"}
 
 
@@ -82,7 +86,7 @@ class POLAR(Reward):
 
     def _text(self, rollout: Rollout) -> str:
         question = _plain("\n".join(message.content for message in rollout.messages))
-        replies = self._reference(rollout), _without_thinking(rollout.text)
+        replies = self._reference(rollout), _reply(rollout)
         reference, completion = (f"{question}\n{_plain(reply)}" for reply in replies)
         return f"{reference}{_BETWEEN}{completion}{_END}"
 
@@ -96,10 +100,11 @@ class POLAR(Reward):
             raise unreadable(self.config.url + _PATHS[self.config.server], answer) from error
 
 
-def _without_thinking(text: str) -> str:
-    """What follows thinking, which a prompt may have opened; "" while it is not closed."""
-    _, mark, reply = text.rpartition("</think>")
-    return reply.strip() if mark else "" if "<think>" in text else text
+def _reply(rollout: Rollout) -> str:
+    """The completion after its thinking, which the prompt may have opened; "" while it still thinks."""
+    *thinking, reply = _CLOSED.split(rollout.text)
+    is_open = _OPENED.search(reply) or (not thinking and _OPENED_AT_END.search(rollout.prompt.text[-_LONGEST_TAG:]))
+    return "" if is_open else reply.strip() if thinking else reply
 
 
 def _plain(text: str) -> str:
